@@ -155,10 +155,11 @@ impl<X: Executor> Chat<X> {
                 return Ok(());
             }
         };
-        let (sampling, stop) = (self.sampling.clone(), self.stop.clone());
-        let ask = Ask { prompt, sampling, stop, prompt_logprobs: None };
+        let sampling = self.sampling.clone();
+        let setup = prompt.setup(self.speaker.tokenizer(), &sampling, self.stop.clone());
+        let ask = Ask { prompt: prompt.tokens, sampling, setup, prompt_logprobs: None };
         let mut screen = Screen::new();
-        let answer = self.speaker.answer(ask, &self.interrupt, &mut |text| screen.show(text));
+        let answer = self.speaker.answer(ask, &self.interrupt, &mut |piece| screen.show(piece));
         screen.end_line()?;
         match answer {
             Ok(answer) => {

@@ -9,9 +9,9 @@ use engine::request::{
 };
 use formats::tokenizer::Tokenizer;
 use serde_json::{Value, json};
+use server::answer::{Choice, ChoiceSetup, Delta};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use text::{Detokenize, StopFinder};
 
 /// An engine with one user.
 pub(crate) struct Speaker<X: Executor> {
@@ -25,8 +25,8 @@ pub(crate) struct Speaker<X: Executor> {
 pub(crate) struct Ask {
     pub(crate) prompt: Vec<Token>,
     pub(crate) sampling: Sampling,
-    /// Stop strings.
-    pub(crate) stop: Vec<String>,
+    /// How the answer is read.
+    pub(crate) setup: ChoiceSetup,
     /// Log-probabilities of the prompt's tokens, with this many alternatives each.
     pub(crate) prompt_logprobs: Option<u32>,
 }
@@ -46,6 +46,8 @@ pub(crate) enum Ending {
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) text: String,
+    /// What the model wrote before it.
+    pub(crate) reasoning: String,
     pub(crate) ending: Ending,
     pub(crate) prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache.
@@ -122,6 +124,9 @@ impl Answer {
             "prompt_tokens_per_second": self.prompt_rate(),
             "answer_tokens_per_second": self.answer_rate(),
         });
+        if !self.reasoning.is_empty() {
+            json["reasoning"] = self.reasoning.as_str().into();
+        }
         if let Some(scores) = &self.prompt_logprobs {
             json["prompt_logprobs"] = scores_to_json(scores, tokenizer);
         }
@@ -153,25 +158,31 @@ impl<X: Executor> Speaker<X> {
         self.engine.executor()
     }
 
+    /// Its model's tokenizer.
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// Takes an engine.
     pub(crate) fn new(engine: Engine<X>, tokenizer: Arc<Tokenizer>) -> Self {
         Self { engine, tokenizer, start: Instant::now(), last_id: 0 }
     }
 
-    /// Generates an answer; `show` gets every piece of text as soon as it is certain. After Ctrl-C
+    /// Generates an answer; `show` gets every piece of it as soon as it is certain. After Ctrl-C
     /// it returns the answer so far.
     pub(crate) fn answer(
         &mut self,
         ask: Ask,
         interrupt: &Interrupt,
-        show: &mut dyn FnMut(&str) -> std::io::Result<()>,
+        show: &mut dyn FnMut(&Delta) -> std::io::Result<()>,
     ) -> Result<Answer> {
         self.last_id += 1;
         let id = RequestId(self.last_id);
         let answering = interrupt.guard();
-        let mut text = Text::new(text::detokenizer(&self.tokenizer), ask.stop);
+        let mut reading = Reading::new(&self.tokenizer, ask.setup);
         let mut answer = Answer {
             text: String::new(),
+            reasoning: String::new(),
             ending: Ending::Stop,
             prompt_tokens: ask.prompt.len() as u32,
             cached_tokens: 0,
@@ -203,9 +214,9 @@ impl<X: Executor> Speaker<X> {
                     Output::Token { .. } if cancelled => {}
                     Output::Token { token, .. } => {
                         answer.answer_tokens += 1;
-                        let stopped = text.push(token);
-                        show(text.fresh())?;
-                        if stopped {
+                        let ended = reading.push(token);
+                        reading.pieces.iter().try_for_each(&mut *show)?;
+                        if ended {
                             cancelled = true;
                             events.push(Event::Cancel(id));
                         }
@@ -224,10 +235,10 @@ impl<X: Executor> Speaker<X> {
                             Finish::Grammar(why) => bail!("{why}"),
                         }
                         if !cancelled {
-                            text.finish();
-                            show(text.fresh())?;
+                            reading.finish(answer.ending == Ending::Length);
+                            reading.pieces.iter().try_for_each(&mut *show)?;
                         }
-                        answer.text = text.whole;
+                        (answer.text, answer.reasoning) = (reading.text, reading.reasoning);
                         return Ok(answer);
                     }
                 }
@@ -241,59 +252,52 @@ impl<X: Executor> Speaker<X> {
     }
 }
 
-/// Converts tokens to text: complete characters, without stop strings.
-pub(crate) struct Text {
-    characters: Box<dyn Detokenize>,
-    /// The characters of one token, kept for its memory.
-    piece: String,
-    stops: StopFinder,
-    pub(crate) whole: String,
-    shown: usize,
-    /// A stop string was found, which ends the text.
-    stopped: bool,
+/// An answer, read token by token: complete characters, without stop strings, reasoning apart.
+pub(crate) struct Reading {
+    choice: Choice,
+    /// A stop string or the end of the last message was found, so nothing is held back.
+    ended: bool,
+    /// What the last call added.
+    pub(crate) pieces: Vec<Delta>,
+    pub(crate) text: String,
+    pub(crate) reasoning: String,
 }
 
-impl Text {
-    pub(crate) fn new(characters: Box<dyn Detokenize>, stop: Vec<String>) -> Self {
-        Self {
-            characters,
-            piece: String::new(),
-            stops: StopFinder::new(stop),
-            whole: String::new(),
-            shown: 0,
-            stopped: false,
-        }
+impl Reading {
+    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, setup: ChoiceSetup) -> Self {
+        let choice = Choice::new(text::detokenizer(tokenizer), setup);
+        let (text, reasoning) = (String::new(), String::new());
+        Self { choice, ended: false, pieces: Vec::new(), text, reasoning }
     }
 
-    /// Adds a token; true if a stop string is complete.
+    /// Adds a token; true if it ended the answer.
     pub(crate) fn push(&mut self, token: Token) -> bool {
-        self.piece.clear();
-        self.characters.push(token, &mut self.piece);
-        self.stopped |= self.stops.push(&self.piece, &mut self.whole);
-        self.stopped
-    }
-
-    /// Appends the text held back.
-    pub(crate) fn finish(&mut self) {
-        if self.stopped {
-            return;
+        self.pieces.clear();
+        if !self.ended {
+            self.ended = self.choice.push(token, &mut self.pieces);
+            self.add();
         }
-        self.piece.clear();
-        self.characters.flush(&mut self.piece);
-        if !self.stops.push(&self.piece, &mut self.whole) {
-            self.stops.flush(&mut self.whole);
+        self.ended
+    }
+
+    /// Adds the text held back; `cut`: the token limit ended the answer.
+    pub(crate) fn finish(&mut self, cut: bool) {
+        self.pieces.clear();
+        if !self.ended {
+            self.choice.finish(cut, &mut self.pieces);
+            self.add();
         }
     }
 
-    /// The stop string that was found.
-    pub(crate) fn found(&self) -> Option<&str> {
-        self.stops.found()
-    }
-
-    /// The text since the last call.
-    pub(crate) fn fresh(&mut self) -> &str {
-        let from = std::mem::replace(&mut self.shown, self.whole.len());
-        &self.whole[from..]
+    fn add(&mut self) {
+        for piece in &self.pieces {
+            match piece {
+                Delta::Text(text) => self.text.push_str(text),
+                Delta::Reasoning(text) => self.reasoning.push_str(text),
+                // No tool is offered.
+                Delta::ToolStart { .. } | Delta::ToolArguments(_) | Delta::ToolEnd => {}
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod ask;
 mod call;
 mod graphs;
 mod options;
+mod said;
 mod thread;
 mod wake;
 

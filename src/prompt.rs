@@ -2,11 +2,35 @@
 
 use crate::exit::bad_input;
 use anyhow::{Context, Result};
-use engine::request::Token;
+use engine::request::{Sampling, Token};
 use formats::chat::ChatTemplate;
 use formats::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
+use server::answer::ChoiceSetup;
 use std::sync::Arc;
+
+/// The tokens of a prompt.
+#[derive(Clone, Debug)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<Token>,
+    /// The rendered chat, if it is one.
+    chat: Option<String>,
+}
+
+impl Prompt {
+    /// How its answer is read: one to a chat may begin with reasoning, unless a grammar says what it is.
+    pub(crate) fn setup(
+        &self,
+        tokenizer: &Tokenizer,
+        sampling: &Sampling,
+        stops: Vec<String>,
+    ) -> ChoiceSetup {
+        match self.chat.as_ref().filter(|_| sampling.grammar.is_none()) {
+            Some(chat) => ChoiceSetup::of_chat(|token| tokenizer.id_of(token), chat, stops),
+            None => ChoiceSetup::plain(stops),
+        }
+    }
+}
 
 /// A conversation, rendered with the model's chat template.
 pub(crate) struct Conversation {
@@ -47,14 +71,14 @@ impl Conversation {
         self.system.as_deref()
     }
 
-    /// Adds a turn of the user and returns the prompt tokens.
-    pub(crate) fn ask(&mut self, text: &str) -> Result<Vec<Token>> {
+    /// Adds a turn of the user and returns the prompt.
+    pub(crate) fn ask(&mut self, text: &str) -> Result<Prompt> {
         self.turns.push(json!({ "role": "user", "content": text }));
-        let tokens = self.tokens();
-        if tokens.is_err() {
+        let prompt = self.prompt();
+        if prompt.is_err() {
             self.turns.pop();
         }
-        tokens
+        prompt
     }
 
     /// Adds the model's turn.
@@ -67,14 +91,14 @@ impl Conversation {
         self.turns.pop();
     }
 
-    fn tokens(&self) -> Result<Vec<Token>> {
+    fn prompt(&self) -> Result<Prompt> {
         let Some(template) = &self.template else { return self.plain() };
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let messages = Value::Array(system.chain(self.turns.iter().cloned()).collect());
         chat(&self.tokenizer, template, &messages)
     }
 
-    fn plain(&self) -> Result<Vec<Token>> {
+    fn plain(&self) -> Result<Prompt> {
         let turns = self.turns.iter().filter_map(|turn| turn["content"].as_str());
         let text: Vec<&str> = self.system.as_deref().into_iter().chain(turns).collect();
         raw(&self.tokenizer, &text.join("\n"))
@@ -88,23 +112,23 @@ pub(crate) fn messages(system: Option<&str>, text: &str) -> Value {
     Value::Array(system.into_iter().chain([user]).collect())
 }
 
-/// The tokens of a conversation, up to the start of the model's turn.
+/// A conversation, up to the start of the model's turn.
 pub(crate) fn chat(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &Value,
-) -> Result<Vec<Token>> {
+) -> Result<Prompt> {
     let escaper = tokenizer.escaper();
     let rendered = template.render_escaped(messages, None, true, &Map::new(), escaper)?;
-    Ok(tokenizer.encode_chat(&rendered)?)
+    Ok(Prompt { tokens: tokenizer.encode_chat(&rendered)?, chat: Some(rendered.visible()) })
 }
 
-/// The tokens of a plain text; control tokens spelled out in it are recognized.
-pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Token>> {
+/// A plain text; control tokens spelled out in it are recognized.
+pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Prompt> {
     let tokens = tokenizer.encode(text, true)?;
     match tokens.is_empty() {
         true => Err(bad_input("the prompt is empty")),
-        false => Ok(tokens),
+        false => Ok(Prompt { tokens, chat: None }),
     }
 }
 

@@ -91,13 +91,14 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
     if !args.json {
         note!("[memory: {memory}]");
     }
-    let (stop, prompt_logprobs) = (args.sampling.stop.clone(), args.prompt_logprobs);
-    let ask = Ask { prompt, sampling, stop, prompt_logprobs };
+    let setup = prompt.setup(&talk.tokenizer, &sampling, args.sampling.stop.clone());
+    let prompt_logprobs = args.prompt_logprobs;
+    let ask = Ask { prompt: prompt.tokens, sampling, setup, prompt_logprobs };
     let mut speaker = Speaker::new(talk.engine, talk.tokenizer.clone());
     let mut screen = Screen::new();
-    let answer = speaker.answer(ask, &interrupt, &mut |text| match args.json {
+    let answer = speaker.answer(ask, &interrupt, &mut |piece| match args.json {
         true => Ok(()),
-        false => screen.show(text),
+        false => screen.show(piece),
     })?;
     if args.json {
         let mut report = answer.to_json(&talk.tokenizer);

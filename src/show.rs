@@ -1,25 +1,44 @@
-//! Prints a model's text to standard output.
+//! Prints a model's text to standard output, and its reasoning to standard error.
 
 use crate::output::Output;
-use std::io::Write;
+use server::answer::Delta;
+use std::io::{IsTerminal, Write, stderr};
 
-/// Streams an answer to standard output.
+/// Streams an answer.
 pub(crate) struct Screen {
     out: Output,
     is_terminal: bool,
     ends_in_newline: bool,
+    /// The reasoning is not over.
+    reasons: bool,
 }
+
+/// Reasoning on a terminal is dimmed.
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
 
 impl Screen {
     pub(crate) fn new() -> Self {
         let out = Output::new();
         let is_terminal = out.is_terminal();
-        Self { out, is_terminal, ends_in_newline: true }
+        Self { out, is_terminal, ends_in_newline: true, reasons: false }
     }
 
     /// Prints a piece and flushes.
-    pub(crate) fn show(&mut self, text: &str) -> std::io::Result<()> {
+    pub(crate) fn show(&mut self, piece: &Delta) -> std::io::Result<()> {
+        match piece {
+            Delta::Text(text) => self.text(text),
+            Delta::Reasoning(text) => {
+                self.reasoning(text);
+                Ok(())
+            }
+            Delta::ToolStart { .. } | Delta::ToolArguments(_) | Delta::ToolEnd => Ok(()),
+        }
+    }
+
+    fn text(&mut self, text: &str) -> std::io::Result<()> {
         let Some(last) = text.chars().next_back() else { return Ok(()) };
+        self.end_reasoning();
         self.ends_in_newline = last == '\n';
         match self.is_terminal {
             true => self.out.write_all(without_controls(text).as_bytes())?,
@@ -28,8 +47,28 @@ impl Screen {
         self.out.flush()
     }
 
+    /// Errors are ignored, as those of all messages.
+    fn reasoning(&mut self, text: &str) {
+        let mut err = stderr();
+        let (begin, text) = match (err.is_terminal(), self.reasons) {
+            (true, false) => (DIM, without_controls(text)),
+            (true, true) => ("", without_controls(text)),
+            (false, _) => ("", text.to_owned()),
+        };
+        self.reasons = true;
+        let _ = write!(err, "{begin}{text}").and_then(|()| err.flush());
+    }
+
+    fn end_reasoning(&mut self) {
+        if std::mem::take(&mut self.reasons) {
+            let mut err = stderr();
+            let _ = writeln!(err, "{}\n", if err.is_terminal() { PLAIN } else { "" });
+        }
+    }
+
     /// Ends the line if it is not ended.
     pub(crate) fn end_line(&mut self) -> std::io::Result<()> {
+        self.end_reasoning();
         if !std::mem::replace(&mut self.ends_in_newline, true) {
             self.out.write_all(b"\n")?;
         }

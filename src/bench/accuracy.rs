@@ -176,7 +176,7 @@ fn say_all(
     let ask = |question: &Question| prompt::raw(&text.tokenizer, &question.text);
     let asked = questions.iter().map(ask).collect::<Result<Vec<_>>>()?;
     let requests =
-        asked.iter().map(|tokens| Request::new(RequestId(0), &tokens[..], greedy(ANSWER)));
+        asked.iter().map(|prompt| Request::new(RequestId(0), &prompt.tokens[..], greedy(ANSWER)));
     let answers: Vec<Vec<Token>> = all(engine.answer(requests))?
         .into_iter()
         .map(|mut answer| answer.choices.pop().map(|choice| choice.tokens).unwrap_or_default())

@@ -79,15 +79,17 @@ fn speaker(script: &[Token]) -> Speaker<Scripted> {
 
 fn ask(stop: &[&str], max_tokens: u32) -> Ask {
     let sampling = Sampling { max_tokens, ..Sampling::default() };
-    let stop = stop.iter().map(|s| (*s).into()).collect();
-    Ask { prompt: vec![0, 1], sampling, stop, prompt_logprobs: None }
+    let setup = ChoiceSetup::plain(stop.iter().map(|s| (*s).into()).collect());
+    Ask { prompt: vec![0, 1], sampling, setup, prompt_logprobs: None }
 }
 
 /// The answer, and the text that was shown.
 fn answer(speaker: &mut Speaker<Scripted>, ask: Ask) -> (Answer, String) {
     let mut shown = String::new();
-    let mut show = |text: &str| {
-        shown.push_str(text);
+    let mut show = |piece: &Delta| {
+        if let Delta::Text(text) = piece {
+            shown.push_str(text);
+        }
         Ok(())
     };
     let answer = speaker.answer(ask, &Interrupt::unarmed(), &mut show).unwrap();
@@ -131,6 +133,7 @@ fn a_refusal_is_an_error() {
 fn rates_exclude_cached_tokens() {
     let answer = Answer {
         text: String::new(),
+        reasoning: String::new(),
         ending: Ending::Stop,
         prompt_tokens: 30,
         cached_tokens: 10,

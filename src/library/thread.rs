@@ -2,9 +2,9 @@
 
 use super::graphs::LiveGraphs;
 use super::options::Options;
+use super::said::Text;
 use super::wake::Wake;
 use super::{Loaded, Problem, suggested};
-use crate::generate::Text;
 use crate::loading;
 use crate::serve::{Serving, about};
 use engine::EngineConfig;

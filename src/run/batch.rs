@@ -4,7 +4,7 @@
 use super::{RunArgs, failures};
 use crate::cli::Global;
 use crate::exit::bad_input;
-use crate::generate::{Text, scores_to_json};
+use crate::generate::{Reading, scores_to_json};
 use crate::loading::{self, Loaded, ModelText};
 use crate::output::note;
 use crate::{progress, prompt, steps};
@@ -58,18 +58,22 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let total = batch.total();
     let (start, tokens) = (Instant::now(), Cell::new(0_u64));
     // Answers in progress, by line.
-    let texts: RefCell<BTreeMap<u64, Text>> = RefCell::default();
-    let text_of = || Text::new(::text::detokenizer(&text.tokenizer), args.sampling.stop.clone());
+    let readings: RefCell<BTreeMap<u64, Reading>> = RefCell::default();
     batch.run(
         &mut engine,
-        |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),
+        |item| {
+            let (request, reading) =
+                request(item, args, &text, &sampling).map_err(|error| format!("{error:#}"))?;
+            readings.borrow_mut().insert(item.line, reading);
+            Ok(request)
+        },
         |line, token| {
             tokens.set(tokens.get() + 1);
-            texts.borrow_mut().entry(line).or_insert_with(text_of).push(token)
+            let mut readings = readings.borrow_mut();
+            readings.get_mut(&line).is_none_or(|reading| reading.push(token))
         },
         |item, completion| {
-            let said = texts.borrow_mut().remove(&item.line);
-            let mut fields = answer(item, said.unwrap_or_else(text_of), completion);
+            let mut fields = answer(item, readings.borrow_mut().remove(&item.line), completion);
             if args.prompt_logprobs.is_some() && !completion.choices.is_empty() {
                 let scores = scores_to_json(&completion.prompt_logprobs, &text.tokenizer);
                 fields.insert("prompt_logprobs".into(), scores);
@@ -103,7 +107,12 @@ fn parse(text: &str) -> Result<Line> {
     }
 }
 
-fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> Result<Request> {
+fn request(
+    item: &Item,
+    args: &RunArgs,
+    text: &ModelText,
+    common: &Sampling,
+) -> Result<(Request, Reading)> {
     let line = parse(&item.text)?;
     let system = line.system.as_deref().or(args.system.as_deref());
     let messages = match (&line.messages, &line.prompt) {
@@ -111,7 +120,7 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
         (None, Some(words)) => prompt::messages(system, words),
         _ => return Err(bad_input("a line needs either `prompt` or `messages`")),
     };
-    let tokens = match (&text.template, &line.prompt) {
+    let prompt = match (&text.template, &line.prompt) {
         (Some(template), _) if !args.raw => prompt::chat(&text.tokenizer, template, &messages)?,
         (_, Some(words)) => prompt::raw(&text.tokenizer, words)?,
         (_, None) => return Err(bad_input("`messages` need a model with a chat template")),
@@ -127,16 +136,21 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
         ..common.clone()
     };
     let prompt_logprobs = args.prompt_logprobs;
-    Ok(Request { prompt_logprobs, ..Request::new(RequestId(0), tokens, sampling) })
+    let setup = prompt.setup(&text.tokenizer, &sampling, args.sampling.stop.clone());
+    let reading = Reading::new(&text.tokenizer, setup);
+    let request = Request::new(RequestId(0), prompt.tokens, sampling);
+    Ok((Request { prompt_logprobs, ..request }, reading))
 }
 
-fn answer(item: &Item, mut said: Text, completion: &Completion) -> Map<String, Value> {
+fn answer(item: &Item, reading: Option<Reading>, completion: &Completion) -> Map<String, Value> {
     let mut fields = Map::new();
     if let Some(id) = parse(&item.text).ok().and_then(|line| line.id) {
         fields.insert("id".into(), id);
     }
-    let Some(choice) = completion.choices.first() else { return fields };
-    said.finish();
+    let (Some(choice), Some(mut reading)) = (completion.choices.first(), reading) else {
+        return fields;
+    };
+    reading.finish(choice.finish == Some(Finish::Length));
     let finish = match &choice.finish {
         Some(Finish::Stop(_)) => "stop",
         Some(Finish::Length) => "length",
@@ -151,7 +165,10 @@ fn answer(item: &Item, mut said: Text, completion: &Completion) -> Map<String, V
             "failed"
         }
     };
-    fields.insert("text".into(), said.whole.into());
+    if !reading.reasoning.is_empty() {
+        fields.insert("reasoning".into(), reading.reasoning.into());
+    }
+    fields.insert("text".into(), reading.text.into());
     fields.insert("finish".into(), finish.into());
     fields.insert("prompt_tokens".into(), json!(completion.prompt_tokens));
     fields.insert("answer_tokens".into(), json!(choice.tokens.len()));

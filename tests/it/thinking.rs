@@ -161,6 +161,36 @@ fn streamed(events: &str) -> (String, String) {
     (thought, said)
 }
 
+/// Standard output has the answer alone, so nothing of a model that never ends its reasoning.
+#[test]
+fn run_prints_reasoning_as_a_message() {
+    let folder = model().to_str().unwrap();
+    let run = |flags: &[&str]| {
+        let args =
+            [&["run", folder, "-p", "Why?", "-n", "8", "--temperature", "0"], flags].concat();
+        let output = dacapo(&args).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap())
+    };
+    let report: Value = serde_json::from_str(&run(&["--json"])[0]).unwrap();
+    let thought = report["reasoning"].as_str().unwrap();
+    assert!(report["text"] == "" && !thought.is_empty(), "{report}");
+    let [said, messages] = run(&[]);
+    assert!(said.is_empty() && messages.contains(thought), "{said:?}, {messages:?}");
+    // A prompt that is no chat has no reasoning.
+    let report: Value = serde_json::from_str(&run(&["--json", "--raw"])[0]).unwrap();
+    assert!(report["text"] != "" && report["reasoning"].is_null(), "{report}");
+
+    let file = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|name| file.path().join(name));
+    fs::write(&input, "\"Why?\"\n").unwrap();
+    let [input, output] = [&input, &output].map(|path| path.to_str().unwrap());
+    let args = ["run", folder, "--batch", input, "-o", output, "-n", "8", "--temperature", "0"];
+    assert!(dacapo(&args).output().unwrap().status.success());
+    let line: Value = serde_json::from_str(&fs::read_to_string(output).unwrap()).unwrap();
+    assert_eq!((&line["text"], line["reasoning"].as_str()), (&"".into(), Some(thought)));
+}
+
 #[test]
 fn a_budget_ends_the_reasoning_and_the_answer_follows() {
     let folder = model();

@@ -14,8 +14,7 @@ mod run;
 mod tools;
 
 pub use call_list::CallList;
-pub(crate) use choice::Choice;
-pub use choice::ChoiceSetup;
+pub use choice::{Choice, ChoiceSetup};
 pub(crate) use collect::{Collected, Part, arguments, collect};
 pub(crate) use harmony::FINAL;
 pub use harmony::{HarmonySplit, Mark, Marks};

@@ -1,8 +1,8 @@
 //! One choice: from tokens to deltas.
 
-use super::{Delta, HarmonySplit, Mark, Reasoning, ReasoningSplit, ToolSplit};
+use super::{Delta, HarmonySplit, Mark, Marks, Reasoning, ReasoningSplit, ToolSplit};
 use engine::request::Token;
-use text::{Detokenize, StopFinder, TextModel};
+use text::{Detokenize, StopFinder};
 
 /// How the text of a choice is processed.
 #[derive(Clone, Debug)]
@@ -25,10 +25,23 @@ impl ChoiceSetup {
         let tools = ToolSplit::Off;
         Self { stops, reasoning: None, messages: None, tools, single_call: false }
     }
+
+    /// The answer to a chat without tools: its reasoning is separated if the tokenizer, in which `id_of` finds a token by
+    /// its spelling, has tokens around it. `prompt` is the rendered chat.
+    pub fn of_chat(
+        id_of: impl Fn(&str) -> Option<Token>,
+        prompt: &str,
+        stops: Vec<String>,
+    ) -> Self {
+        let marks = Marks::in_use(&id_of, prompt);
+        let messages = marks.map(|marks| HarmonySplit::new(marks, prompt, false));
+        let reasoning = Reasoning::in_use(id_of, prompt);
+        Self { messages, reasoning, ..Self::plain(stops) }
+    }
 }
 
 /// Converts the tokens of one choice to deltas.
-pub(crate) struct Choice {
+pub struct Choice {
     detokenizer: Box<dyn Detokenize>,
     stops: StopFinder,
     reasoning: Option<ReasoningSplit>,
@@ -43,9 +56,9 @@ pub(crate) struct Choice {
 
 impl Choice {
     /// A choice without tokens.
-    pub(crate) fn new(text: &dyn TextModel, setup: ChoiceSetup) -> Self {
+    pub fn new(detokenizer: Box<dyn Detokenize>, setup: ChoiceSetup) -> Self {
         Self {
-            detokenizer: text.detokenizer(),
+            detokenizer,
             stops: StopFinder::new(setup.stops),
             reasoning: setup
                 .reasoning
@@ -60,7 +73,7 @@ impl Choice {
     }
 
     /// Adds a token; true if it completed a stop string, which ends the choice.
-    pub(crate) fn push(&mut self, token: Token, out: &mut Vec<Delta>) -> bool {
+    pub fn push(&mut self, token: Token, out: &mut Vec<Delta>) -> bool {
         if let Some(mark) = self.messages.as_ref().and_then(|messages| messages.mark_of(token)) {
             return self.mark(mark, out);
         }
@@ -114,7 +127,7 @@ impl Choice {
 
     /// Ends the answer and emits all text held back; true if that completed a stop string. `cut`:
     /// the token limit ended it.
-    pub(crate) fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) -> bool {
+    pub fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) -> bool {
         let stopped = self.complete(out);
         self.finish_split(cut, out);
         stopped

@@ -66,8 +66,13 @@ impl Marks {
 
     /// The marks of a checkpoint whose chat template writes such messages.
     pub(super) fn of(text: &CheckpointText, rendered: &str) -> Option<Marks> {
+        Self::in_use(|spelling| text.id_of(spelling), rendered)
+    }
+
+    /// The marks of a tokenizer, if a rendered chat has such messages.
+    pub(super) fn in_use(id_of: impl Fn(&str) -> Option<Token>, rendered: &str) -> Option<Marks> {
         let writes = rendered.contains(START) && rendered.contains(MESSAGE);
-        Marks::find(|spelling| text.id_of(spelling)).filter(|_| writes)
+        Marks::find(id_of).filter(|_| writes)
     }
 
     /// The mark that a token is.

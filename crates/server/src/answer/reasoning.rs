@@ -2,7 +2,7 @@
 
 use super::harmony::{Marks, THOUGHT};
 use super::{Delta, partial_at};
-use text::CheckpointText;
+use text::{CheckpointText, Token};
 
 /// The tags around the reasoning of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,26 @@ impl Reasoning {
             let [open, close] = THOUGHT.map(Into::into);
             return Some(Self { open, close });
         }
-        text.id_of("</think>").and_then(|_| Self::detect("</think>"))
+        Self::of_tokens(|token| text.id_of(token))
+    }
+
+    fn of_tokens(id_of: impl Fn(&str) -> Option<Token>) -> Option<Self> {
+        id_of("</think>").and_then(|_| Self::detect("</think>"))
+    }
+
+    /// The tags of a tokenizer, and whether a rendered chat ends with the opening one.
+    pub(super) fn in_use(
+        id_of: impl Fn(&str) -> Option<Token>,
+        rendered: &str,
+    ) -> Option<(Self, bool)> {
+        let tags = Self::of_tokens(id_of)?;
+        let opened = tags.opened_by(rendered);
+        Some((tags, opened))
+    }
+
+    /// Whether a rendered chat ends with the opening tag.
+    pub(crate) fn opened_by(&self, rendered: &str) -> bool {
+        rendered.trim_end().ends_with(&self.open)
     }
 }
 

@@ -120,7 +120,7 @@ impl Run {
             firsts.push(slots.len());
             for _ in 0..*choices {
                 slots.push(Slot {
-                    choice: Choice::new(text, setup.choice.clone()),
+                    choice: Choice::new(text.detokenizer(), setup.choice.clone()),
                     position,
                     logprobs: Vec::new(),
                     token_ids: Vec::new(),

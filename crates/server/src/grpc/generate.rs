@@ -152,7 +152,7 @@ fn slots(choices: &[u32], text: &dyn TextModel, setup: &ChoiceSetup) -> Vec<Slot
     let positions = positions.flat_map(|(at, count)| (0..*count).map(move |_| at));
     let slot = |position| Slot {
         position,
-        choice: Choice::new(text, setup.clone()),
+        choice: Choice::new(text.detokenizer(), setup.clone()),
         text: String::new(),
         tokens: Vec::new(),
         logprobs: Vec::new(),

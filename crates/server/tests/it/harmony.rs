@@ -7,7 +7,7 @@ use formats::chat::ChatTemplate;
 use mock::MockConfig;
 use serde_json::{Value, json};
 use server::Model;
-use server::answer::{Reasoning, ToolFormat};
+use server::answer::{Choice, ChoiceSetup, Delta, Reasoning, ToolFormat};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use text::{CheckpointText, TextModel};
@@ -111,6 +111,34 @@ fn messages_on_channels_are_detected() {
     let tokenizer = Arc::new(tokenizer_with(&MARKS, 7));
     let other = CheckpointText::new(tokenizer, Some(template), vec![262], 263);
     assert!(matches!(ToolFormat::of(&other), ToolFormat::Generic { .. }));
+}
+
+/// Without a server: what `run` and `chat` do with an answer.
+#[test]
+fn an_answer_is_read_by_what_the_chat_looks_like() {
+    let text = text();
+    let tokens = text.encode(ANSWER, false, 1 << 10).unwrap();
+    let read = |prompt: &str| {
+        let setup = ChoiceSetup::of_chat(|token| text.id_of(token), prompt, vec![]);
+        let mut choice = Choice::new(text.detokenizer(), setup);
+        let mut out = Vec::new();
+        let ended = tokens.iter().position(|token| choice.push(*token, &mut out));
+        choice.finish(false, &mut out);
+        let (mut thought, mut said) = (String::new(), String::new());
+        for delta in out {
+            match delta {
+                Delta::Reasoning(piece) => thought += &piece,
+                Delta::Text(piece) => said += &piece,
+                other => panic!("{other:?}"),
+            }
+        }
+        (thought, said, ended.is_some())
+    };
+    let rendered = "<|start|>user<|message|>Why?<|end|><|start|>assistant";
+    assert_eq!(read(rendered), ("Why not?".into(), "Because. END here".into(), true));
+    // Another template: its answers have no messages.
+    let (thought, said, ended) = read("User: Why?\nAssistant:");
+    assert!(thought.is_empty() && said.contains("Because") && !ended, "{said}");
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ fn reasoning(
     constrained: bool,
 ) -> Option<(Reasoning, bool)> {
     let tags = model.reasoning.clone()?;
-    let opened = prompt.trim_end().ends_with(&tags.open);
+    let opened = tags.opened_by(prompt);
     (!constrained || opened || asks_to_think(request)).then_some((tags, opened))
 }
 
