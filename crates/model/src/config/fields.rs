@@ -190,9 +190,10 @@ impl<'a> Fields<'a> {
     pub(crate) fn completed(&self, whole: &Fields<'_>, names: &[&str]) -> Fields<'a> {
         let mut fields = self.clone();
         if let (Source::Json(map), Source::Json(whole)) = (&mut fields.source, &whole.source) {
-            for name in names.iter().filter(|name| whole.contains_key(**name)) {
-                map.entry(*name).or_insert_with(|| whole[*name].clone());
-            }
+            let absent = names.iter().filter(|name| map.get(**name).is_none_or(Value::is_null));
+            let found = absent.filter_map(|name| Some((*name, whole.get(*name)?.clone())));
+            let found: Vec<_> = found.collect();
+            map.extend(found.into_iter().map(|(name, value)| (name.to_owned(), value)));
         }
         fields
     }

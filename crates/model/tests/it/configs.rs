@@ -327,3 +327,20 @@ proptest! {
         let _ = ModelConfig::from_hf(Path::new("any"), &bytes, None);
     }
 }
+
+/// What the text part leaves out, or has as null, stands beside it.
+#[test]
+fn a_text_part_is_completed_by_the_whole() {
+    let json = ModelConfig::bundled_json("qwen3.5-35b-a3b").unwrap();
+    let mut whole: serde_json::Value = serde_json::from_str(json).unwrap();
+    (whole["dtype"], whole["eos_token_id"]) = ("float16".into(), 7.into());
+    whole["tie_word_embeddings"] = true.into();
+    whole["text_config"]["dtype"] = serde_json::Value::Null;
+    whole["text_config"].as_object_mut().unwrap().remove("eos_token_id");
+    let config = hf(&whole.to_string());
+    assert_eq!((config.dtype, config.eos, config.tied), (DType::F16, vec![7], true));
+    whole["text_config"] = serde_json::Value::Null;
+    let text = whole.to_string();
+    let error = ModelConfig::from_hf(Path::new("config.json"), text.as_bytes(), None).unwrap_err();
+    assert!(error.to_string().contains("model_type"), "{error}");
+}
