@@ -22,6 +22,9 @@
 #ifndef BYTES
 #define BYTES 0
 #endif
+#ifndef ADAPTERS
+#define ADAPTERS 0
+#endif
 // Weights are widened in registers.
 #define MIXED (WEIGHT != PLAIN && !BYTES)
 #define CHUNK (WEIGHT == PLAIN ? 64 : 128)
@@ -187,10 +190,19 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
 #include "linear_wgmma_scaled.cuh"
 #endif
 
+#if ADAPTERS
+#include "linear_wgmma_adapters.cuh"
+#define ADAPTERS_PARAMETERS                                                                                            \
+    , const __grid_constant__ Map a_map, const void* b, float* sums, u32* counters, const u32* token_row,              \
+        const u32* row_seat, const u32* params, u32 rows, u32 seats, u32 by_row, u32 end0, u32 end1
+#else
+#define ADAPTERS_PARAMETERS
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* bias,
              const void* residual, void* y, const u32* live, float* squares, const void* next_norm, void* prepared,
-             u32 r_stride, u32 y_stride, float eps SCALES_PARAMETERS) {
+             u32 r_stride, u32 y_stride, float eps SCALES_PARAMETERS ADAPTERS_PARAMETERS) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
@@ -227,11 +239,27 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+#if ADAPTERS
+    __shared__ AdaptersInUse use;
+    __shared__ __align__(1024) u8 second[2][PASSES > 1 ? COLUMNS * 128 : 16];
+    const Adapters adapters = {b, sums, counters, token_row, row_seat, params, rows, seats, by_row, end0, end1};
+    Ring ring = {base, full, empty, 0, 0};
+    if (threadIdx.x == GROUPS * 128) ask_first(ring, &w_map);
+    __syncwarp();
+    const u32 used = find_adapters(adapters, LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS, use);
+#endif
 
     if (warp >= GROUPS * 4) {
         if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
         if (threadIdx.x != GROUPS * 128) return;
         const u64 pass = TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
+#if ADAPTERS
+        let_successor_start();
+        wait_for_predecessor();
+        asm volatile("fence.proxy.async;" ::: "memory");
+        copy_with_adapters(ring, adapters, use, used, &w_map, &x_map, &a_map, pass, keep);
+        return;
+#else
         // The first stages: weights before the wait, tokens after it.
         u32 tile = first, chunk = 0;
         for (u32 s = 0; s < STAGES && tile < TILES; s++) {
@@ -268,6 +296,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 if (++stage == STAGES) stage = 0, phase ^= 1, again = true;
             }
         return;
+#endif
     }
 
     if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -470,26 +499,47 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (i * WORKERS + threadIdx.x < TABLE) table[which][i * WORKERS + threadIdx.x] = ahead[i];
 #endif
 #else
-        u32 previous = stage;
+        auto multiply = [&](u32 from, u32 to) {
+            u32 previous = stage;
 #pragma unroll 1
-        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
-            const u32 at = base + stage * STAGE_BYTES;
-            barrier_wait(full + 8 * stage, phase);
-            const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
-            product_begin();
+            for (u32 chunk = from; chunk < to; chunk++) {
+                const u32 at = base + stage * STAGE_BYTES;
+                barrier_wait(full + 8 * stage, phase);
+                const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
+                product_begin();
 #pragma unroll
-            for (int k = 0; k < 4; k++)
+                for (int k = 0; k < 4; k++)
 #pragma unroll
-                for (int h = 0; h < COLUMNS / EACH; h++) Wgmma<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
-            product_commit();
-            // The previous MMA is done: its stage can be filled again.
-            product_wait<1>();
-            if (chunk > 0 && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
-            previous = stage;
-            if (++stage == STAGES) stage = 0, phase ^= 1;
+                    for (int h = 0; h < COLUMNS / EACH; h++) Wgmma<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
+                product_commit();
+                // The previous MMA is done: its stage can be filled again.
+                product_wait<1>();
+                if (chunk > from && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
+                previous = stage;
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            product_wait<0>();
+            if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
+        };
+#if ADAPTERS
+        u32 chunk = 0;
+        if (tile == first) {
+            multiply(0, BEFORE_A);
+            ring.stage = stage, ring.phase = phase;
+            multiply_by_a(ring, adapters, use, used);
+            stage = ring.stage, phase = ring.phase, chunk = BEFORE_A;
         }
-        product_wait<0>();
-        if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
+        if (chunk < BEFORE_B) multiply(chunk, BEFORE_B);
+        if (used > 0) {
+            if (tile == first && threadIdx.x == 0) wait_for_sums(adapters, pieces_of(used));
+            ring.stage = stage, ring.phase = phase;
+            multiply_by_b(ring, adapters, use, used, rows, second, c[0]);
+            stage = ring.stage, phase = ring.phase;
+        }
+        if (BEFORE_B < CHUNKS) multiply(BEFORE_B, CHUNKS);
+#else
+        multiply(0, CHUNKS);
+#endif
 #endif
         // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
         if (SPLIT > 1 || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");

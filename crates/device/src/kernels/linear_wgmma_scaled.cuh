@@ -1,12 +1,6 @@
 // What `linear_wgmma.cu` needs for weights with scales; its macros are defined before this is included.
 #pragma once
 
-DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
-}
-
 DEVICE float block_scale(const float* scales, u32 rows, u32 share, u32 i) {
     const u32 chunk = i % CHUNKS, odd = i / CHUNKS % 2, group = i / CHUNKS / 2;
     const u32 row = min(scale_row(rows + group * 64 + odd, GATED), (N - 1u) / 128);

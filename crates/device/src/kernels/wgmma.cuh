@@ -43,6 +43,11 @@ DEVICE void tensor_copy(u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrie
         "[%0], [%1, {%2, %3, %4}], [%5], %6;"
         ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy) : "memory");
 }
+DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
 DEVICE u64 swizzled_tile(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
