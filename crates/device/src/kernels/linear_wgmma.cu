@@ -499,7 +499,14 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (i * WORKERS + threadIdx.x < TABLE) table[which][i * WORKERS + threadIdx.x] = ahead[i];
 #endif
 #else
-        auto multiply = [&](u32 from, u32 to) {
+#if ADAPTERS
+#pragma unroll 1
+        for (u32 range = tile != first, from = 0, to; range < RANGES; range++, from = to) {
+            to = RANGE_END(range);
+#else
+        {
+            const u32 from = 0, to = CHUNKS;
+#endif
             u32 previous = stage;
 #pragma unroll 1
             for (u32 chunk = from; chunk < to; chunk++) {
@@ -519,27 +526,17 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
             product_wait<0>();
-            if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
-        };
+            if (from < to && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
 #if ADAPTERS
-        u32 chunk = 0;
-        if (tile == first) {
-            multiply(0, BEFORE_A);
             ring.stage = stage, ring.phase = phase;
-            multiply_by_a(ring, adapters, use, used);
-            stage = ring.stage, phase = ring.phase, chunk = BEFORE_A;
-        }
-        if (chunk < BEFORE_B) multiply(chunk, BEFORE_B);
-        if (used > 0) {
-            if (tile == first && threadIdx.x == 0) wait_for_sums(adapters, pieces_of(used));
-            ring.stage = stage, ring.phase = phase;
-            multiply_by_b(ring, adapters, use, used, rows, second, c[0]);
+            if (range == 0) multiply_by_a(ring, adapters, use, used);
+            if (range == 1 && used > 0) {
+                if (tile == first && threadIdx.x == 0) wait_for_sums(adapters, pieces_of(used));
+                multiply_by_b(ring, adapters, use, used, rows, second, c[0]);
+            }
             stage = ring.stage, phase = ring.phase;
-        }
-        if (BEFORE_B < CHUNKS) multiply(BEFORE_B, CHUNKS);
-#else
-        multiply(0, CHUNKS);
 #endif
+        }
 #endif
         // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
         if (SPLIT > 1 || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");

@@ -1,14 +1,15 @@
 // Adapters inside `linear_wgmma`: y += (x · Aᵀ) · Bᵀ, with A and B of each token's own adapter.
 //
-// x · Aᵀ is divided into pieces, up to 64 rows of A and K / SLICES columns, among all blocks: each computes its pieces
-// after the first weights of its tile, and keeps of each token the sums of its own adapter. A slice's sums stay apart, so
-// the order of addition does not depend on which adapters are in use. Later in the tile, when all blocks have done so, B
-// follows through the ring, 64 columns (adapter, rank) at a time. The tokens' sums are laid out as the other operand: zero
-// where an adapter is not the token's. Only adapters that some token has are read.
+// x · Aᵀ is cut into pieces of up to 64 rows of A and K / SLICES columns, which all blocks share. A block computes its
+// pieces after the first stages of its tile and stores, for each token, the sums of the token's own adapter. Each slice
+// has its own sums, so the order of addition does not depend on which adapters are in use. Later in the tile, when all
+// blocks have stored their sums, B comes through the ring, 64 columns (adapter, rank) at a time. The tokens' sums are the
+// other operand of these products: zero where an adapter is not the token's. Only adapters that some token has are read.
 //
-// ADAPTERS (slots), RANK (16, 32 or 64), PARTS of the weight (up to 3), TURNS (parts come in turns; else one after the other),
-// SLICES. One tile of tokens, COLUMNS up to 64; a tile of weights has rows of two parts at most. All blocks are resident.
+// ADAPTERS: slots. RANK: 16, 32 or 64. PARTS: of the weight, up to 3. TURNS: rows of parts alternate, else parts follow
+// each other. SLICES: slices of K. One tile of tokens, COLUMNS up to 64; a tile of weights has rows of two parts at most. All blocks are resident.
 #pragma once
+#include "adapter_of.cuh"
 #include "wgmma_scaled.cuh"
 
 #define INNER (PARTS * RANK)
@@ -24,6 +25,9 @@
 #ifndef BEFORE_B
 #define BEFORE_B (CHUNKS * 5 / 8 > BEFORE_A ? CHUNKS * 5 / 8 : BEFORE_A)
 #endif
+// The ranges of chunks of a tile: the pieces come after the first range of a block's first tile, B after the second range.
+#define RANGES 3
+#define RANGE_END(range) ((range) == 0 ? BEFORE_A : (range) == 1 ? BEFORE_B : CHUNKS)
 // Parts that a tile can have rows of.
 #define PASSES (PARTS > 1 ? 2 : 1)
 #define NONE FULL
@@ -69,14 +73,10 @@ DEVICE u32 find_adapters(const Adapters& a, u32 tokens, AdaptersInUse& use) {
     for (u32 i = threadIdx.x; i < (ADAPTERS + 31) / 32; i += THREADS) use.mask[i] = 0;
     __syncthreads();
     for (u32 t = threadIdx.x; t < COLUMNS; t += THREADS) {
-        u32 slot = NONE;
-        if (t < tokens) {
-            const u32 row = a.by_row ? t : __ldcg(a.token_row + t);
-            const u32 seat = row < a.rows ? __ldcg(a.row_seat + row) : NONE;
-            if (seat < a.seats) slot = __ldcg(a.params + (u64)seat * PARAM_WORDS + PARAM_ADAPTER) - 1;
-        }
-        use.of_token[t] = slot < ADAPTERS ? slot : NONE;
-        if (slot < ADAPTERS) atomicOr(use.mask + slot / 32, 1u << slot % 32);
+        const u32 adapter = t < tokens ? adapter_of(t, a.token_row, a.row_seat, a.params, a.rows, a.seats, ADAPTERS, a.by_row) : 0;
+        const u32 slot = adapter ? adapter - 1 : NONE;
+        use.of_token[t] = slot;
+        if (slot != NONE) atomicOr(use.mask + slot / 32, 1u << slot % 32);
     }
     __syncthreads();
     u32 count = 0;
@@ -98,8 +98,8 @@ DEVICE u32 load_shared(u32 at) {
     return v;
 }
 
-// Keeps the sums of a unit for the tokens whose adapter it belongs to: lane 4·g + j has rows g and g + 8 of tokens 2j, 2j + 1 of each eight.
-DEVICE void keep_sums(const Adapters& a, const AdaptersInUse& use, u32 unit, u32 slice, const float (&e)[COLUMNS / 2]) {
+// Stores the sums of a unit for the tokens whose adapter it belongs to: lane 4·g + j has rows g and g + 8 of tokens 2j, 2j + 1 of each eight.
+DEVICE void store_sums(const Adapters& a, const AdaptersInUse& use, u32 unit, u32 slice, const float (&e)[COLUMNS / 2]) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, slot = use.list[unit / UNITS_OF];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 2) {
@@ -112,7 +112,7 @@ DEVICE void keep_sums(const Adapters& a, const AdaptersInUse& use, u32 unit, u32
     }
 }
 
-// Waits until all blocks have kept their sums. The last one to see it clears the counters for the next launch.
+// Waits until all blocks have stored their sums. The last block to see this clears the counters for the next launch.
 DEVICE void wait_for_sums(const Adapters& a, u32 pieces) {
     u32 done = 0;
     for (u32 turns = 0; done < pieces; turns++) {
@@ -239,14 +239,14 @@ DEVICE void multiply_by_a(Ring& ring, const Adapters& a, const AdaptersInUse& us
         }
         if (warp >= 4) continue;
         const u32 unit = piece / SLICES * UNITS_EACH + warp;
-        if (warp < UNITS_EACH && unit < used * UNITS_OF) keep_sums(a, use, unit, piece % SLICES, e);
+        if (warp < UNITS_EACH && unit < used * UNITS_OF) store_sums(a, use, unit, piece % SLICES, e);
         __threadfence();
         asm volatile("bar.sync 2, 128;" ::: "memory");
         if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.counters) : "memory");
     }
 }
 
-// Adds to the sums c of a tile. Thread 0 has seen that all blocks have kept theirs. With rows of two parts, the operand for the second part is in
+// Adds to the sums c of a tile. Thread 0 has seen that all blocks have stored theirs. With rows of two parts, the operand for the second part is in
 // `second`, and each part multiplies its own rows of B, the others being zero.
 DEVICE void multiply_by_b(Ring& ring, const Adapters& a, AdaptersInUse& use, u32 used, u32 rows, u8 (*second)[PASSES > 1 ? COLUMNS * 128 : 16],
                           float (&c)[COLUMNS / 2]) {

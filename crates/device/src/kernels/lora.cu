@@ -1,18 +1,7 @@
 // What adapters add to the result of a linear. lora_shrink: sums = x · Aᵀ, a warp per sum, eight a block. lora_expand:
 // y += sums · Bᵀ, a thread per column. Rows whose sequence has no adapter are left alone. Types XT, AT, BT, YT; ALIGNED:
 // rows of x and A start at multiples of 16 bytes and are whole eights.
-#include "prelude.cuh"
-
-// The adapter of a row: its number, or 0.
-DEVICE u32 adapter_of(u32 row, const u32* token_row, const u32* row_seat, const u32* params, u32 rows, u32 seats,
-                      u32 slots, u32 by_row) {
-    if (!by_row) row = token_row[row];
-    if (row >= rows) return 0;
-    const u32 seat = row_seat[row];
-    if (seat >= seats) return 0;
-    const u32 adapter = params[seat * PARAM_WORDS + PARAM_ADAPTER];
-    return adapter <= slots ? adapter : 0;
-}
+#include "adapter_of.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
 lora_shrink(const void* x, const void* a, float* sums, const u32* token_row, const u32* row_seat, const u32* params,

@@ -6,27 +6,18 @@
 // lora_expand: y += sums · Bᵀ, a thread per column, which keeps its row of B.
 //
 // RANK: columns of a part. WIDE: k. SLICES: slices of k. INNER: columns of all parts. Type YT of y.
-#include "prelude.cuh"
+#include "adapter_of.cuh"
 
 #define CHUNK 256
 #define WARPS 8
 #define PER_WARP (SLICE / WARPS)
 #define TILES 2
 
-// The adapter of a row: its number, or 0.
-DEVICE u32 adapter_of(u32 row, const u32* token_row, const u32* row_seat, const u32* params, u32 rows, u32 seats,
-                      u32 by_row) {
-    if (!by_row) row = __ldcg(token_row + row);
-    if (row >= rows) return 0;
-    const u32 seat = __ldcg(row_seat + row);
-    return seat >= seats ? 0 : __ldcg(params + (u64)seat * PARAM_WORDS + PARAM_ADAPTER);
-}
-
 // The rows of a chunk that have this adapter, in their order; all threads get how many. Uses no result of a linear.
 DEVICE u32 rows_with(u32 adapter, u32 first, u32 count, const u32* token_row, const u32* row_seat, const u32* params,
                      u32 rows, u32 seats, u32 by_row, u32* list, u32* counts) {
     const u32 row = first + threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool mine = row < count && adapter_of(row, token_row, row_seat, params, rows, seats, by_row) == adapter;
+    const bool mine = row < count && adapter_of(row, token_row, row_seat, params, rows, seats, FULL, by_row) == adapter;
     const u32 found = __ballot_sync(FULL, mine);
     if (lane == 0) counts[warp] = __popc(found);
     __syncthreads();

@@ -186,14 +186,17 @@ impl<'a> Fields<'a> {
         fields
     }
 
-    /// The same with fields of a larger configuration where those of these names are absent.
+    /// The same with fields of a larger configuration where those of these names are absent or null.
     pub(crate) fn completed(&self, whole: &Fields<'_>, names: &[&str]) -> Fields<'a> {
         let mut fields = self.clone();
         if let (Source::Json(map), Source::Json(whole)) = (&mut fields.source, &whole.source) {
-            let absent = names.iter().filter(|name| map.get(**name).is_none_or(Value::is_null));
-            let found = absent.filter_map(|name| Some((*name, whole.get(*name)?.clone())));
-            let found: Vec<_> = found.collect();
-            map.extend(found.into_iter().map(|(name, value)| (name.to_owned(), value)));
+            for &name in names {
+                if let Some(value) = whole.get(name)
+                    && map.get(name).is_none_or(Value::is_null)
+                {
+                    map.insert(name.to_owned(), value.clone());
+                }
+            }
         }
         fields
     }
