@@ -164,8 +164,16 @@ impl<X: Executor> Chat<X> {
         match answer {
             Ok(answer) => {
                 note!("[{}]", answer.summary());
-                match answer.ending == Ending::Interrupted && answer.text.is_empty() {
-                    true => self.conversation.take_back(),
+                // An empty turn of the model would mislead it later.
+                match answer.ending != Ending::Stop && answer.text.is_empty() {
+                    true => {
+                        if answer.ending == Ending::Length {
+                            note!(
+                                "note: there is no answer, so the question is not kept; --max-tokens is the limit"
+                            );
+                        }
+                        self.conversation.take_back();
+                    }
                     false => self.conversation.answered(&answer.text),
                 }
             }
