@@ -28,8 +28,8 @@ class Nvrtc:
             ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)
         self.lib = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
-    def compile(self, key, arch):
-        """(cubin, log); raises with the compiler's message."""
+    def program(self, key, arch, *more):
+        """(program, log) of a kernel that was compiled; raises with the compiler's message."""
         texts = {os.path.basename(p): open(p, "rb").read() for p in glob.glob(KERNELS + "/*.cu*")}
         name = key["source"] + ".cu"
         headers = [n for n in texts if n.endswith(".cuh")]
@@ -37,21 +37,34 @@ class Nvrtc:
         arr = lambda xs: (ctypes.c_char_p * len(xs))(*xs)
         self.check(self.lib.nvrtcCreateProgram(ctypes.byref(prog), texts[name], name.encode(), len(headers),
                                                arr([texts[h] for h in headers]), arr([h.encode() for h in headers])))
-        options = ["--gpu-architecture=" + arch, "--std=c++17", "--generate-line-info", "--ptxas-options=-v"]
+        options = ["--gpu-architecture=" + arch, "--std=c++17", "--generate-line-info", *more]
         options += ["--define-macro=%s=%s" % (n, v) for n, v in key["defines"]]
         code = self.lib.nvrtcCompileProgram(prog, len(options), arr([o.encode() for o in options]))
-        size = ctypes.c_size_t()
-        self.lib.nvrtcGetProgramLogSize(prog, ctypes.byref(size))
-        log = ctypes.create_string_buffer(size.value)
-        self.lib.nvrtcGetProgramLog(prog, log)
-        log = log.value.decode()
+        log = self.text(prog, "ProgramLog").split(b"\0")[0].decode()
         if code:
             raise RuntimeError("%s for %s:\n%s" % (name, arch, log))
-        self.check(self.lib.nvrtcGetCUBINSize(prog, ctypes.byref(size)))
-        cubin = ctypes.create_string_buffer(size.value)
-        self.check(self.lib.nvrtcGetCUBIN(prog, cubin))
+        return prog, log
+
+    def text(self, prog, what):
+        size = ctypes.c_size_t()
+        self.check(getattr(self.lib, "nvrtcGet%sSize" % what)(prog, ctypes.byref(size)))
+        text = ctypes.create_string_buffer(size.value)
+        self.check(getattr(self.lib, "nvrtcGet" + what)(prog, text))
+        return text.raw
+
+    def compile(self, key, arch):
+        """(cubin, log)."""
+        prog, log = self.program(key, arch, "--ptxas-options=-v")
+        cubin = self.text(prog, "CUBIN")
         self.lib.nvrtcDestroyProgram(ctypes.byref(prog))
-        return cubin.raw, log
+        return cubin, log
+
+    def ptx(self, key, arch):
+        """The PTX for a virtual architecture, `compute_90a`."""
+        prog, _ = self.program(key, arch)
+        text = self.text(prog, "PTX").split(b"\0")[0].decode()
+        self.lib.nvrtcDestroyProgram(ctypes.byref(prog))
+        return text
 
     def cached(self, key, arch, folder):
         """The cubin, from `folder` if it was compiled from the same sources before."""
