@@ -1,5 +1,5 @@
 """Builds what the emulator needs, and kernels, into a folder of its own: see README.md."""
-import glob, hashlib, os, subprocess, sys
+import hashlib, os, subprocess, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FLAGS = ["-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-w", "-fPIC", "-shared", "-I" + HERE]
@@ -23,6 +23,12 @@ def read(path):
         return file.read()
 
 
+def write(path, text):
+    with open("%s.%d" % (path, os.getpid()), "w") as file:
+        file.write(text)
+    os.rename(file.name, path)
+
+
 def cc(output, arguments):
     """Compiles into a file that appears whole or not at all."""
     aside = "%s.%d" % (output, os.getpid())
@@ -42,17 +48,18 @@ def runtime():
 
 def kernel(ptx):
     """A module of PTX as a library."""
-    parts = [read(os.path.join(HERE, n)) for n in ("ptx.py", "collectives.py", "translate.py", "device.h")]
-    name = os.path.join(folder(), "kernel-%s" % digest(ptx, *parts))
-    if not os.path.exists(name + ".so"):
+    index = os.path.join(folder(), "module-%s" % digest(ptx, *[read(os.path.join(HERE, n)) for n in ("ptx.py", "collectives.py", "translate.py")]))
+    if not os.path.exists(index):
         sys.path.insert(0, HERE)
         from translate import translate
-        source = "%s.%d.c" % (name, os.getpid())
-        with open(source, "w") as file:
-            file.write(translate(ptx))
-        cc(name + ".so", ["-O1", source])
-        os.rename(source, name + ".c")
-    return name + ".so"
+        text = translate(ptx)
+        name = digest(text)
+        write(os.path.join(folder(), "kernel-%s.c" % name), text)
+        write(index, name)
+    source = os.path.join(folder(), "kernel-%s.c" % read(index).decode())
+    # The same C with the same header is the same library.
+    library = "%s-%s.so" % (source[:-2], digest(read(os.path.join(HERE, "device.h")))[:8])
+    return library if os.path.exists(library) else cc(library, ["-O1", source])
 
 
 def nvrtc():

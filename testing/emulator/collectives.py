@@ -215,8 +215,12 @@ def bulk(e, parts, *operands):
 
 
 def call(e, parts, *operands):
-    """The device runtime has one call that is used: setting the condition of a graph's node."""
-    if operands[0] != "cudaGraphSetConditional":
-        raise NotImplementedError("call " + ", ".join(operands))
-    handle, value = (name.strip() for name in operands[1].strip("()").split(","))
-    e.emit("emu_set_condition(t, READ(u64, V%s), READ(u32, V%s));" % (handle, value))
+    operands = list(operands)
+    result = operands.pop(0).strip("() ") if operands[0].startswith("(") else None
+    name = operands.pop(0)
+    given = [n.strip() for n in operands[0].strip("()").split(",") if n.strip()] if operands else []
+    if name == "cudaGraphSetConditional":
+        return e.emit("emu_set_condition(t, READ(u64, V%s), READ(u32, V%s));" % tuple(given))
+    if all(f.name != name for f in e.module.functions):
+        raise NotImplementedError("call of " + name)
+    e.emit("{ char* in_[] = {%s}; F%s(t, in_, %s); }" % (", ".join("V" + n for n in given) or "0", name, "V" + result if result else "0"))

@@ -167,6 +167,19 @@ INLINE f32 d2f_odd(f64 v) {
     if (fabs((f64)r) > fabs(v)) u--;
     return u2f(u | 1);
 }
+// Towards zero, down or up.
+INLINE f32 d2f_rz(f64 v) {
+    const f32 r = (f32)v;
+    return fabs((f64)r) > fabs(v) ? u2f(f2u(r) - 1) : r;
+}
+INLINE f32 d2f_rm(f64 v) {
+    const f32 r = (f32)v;
+    return (f64)r > v ? nextafterf(r, -INFINITY) : r;
+}
+INLINE f32 d2f_rp(f64 v) {
+    const f32 r = (f32)v;
+    return (f64)r < v ? nextafterf(r, INFINITY) : r;
+}
 // PTX: of a number and a NaN, the number; of zeros, +0 is larger.
 INLINE f32 fmin_(f32 a, f32 b) { return isnan(a) ? (isnan(b) ? u2f(0x7fffffff) : b) : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b; }
 INLINE f32 fmax_(f32 a, f32 b) { return isnan(a) ? (isnan(b) ? u2f(0x7fffffff) : b) : isnan(b) ? a : a > b || (a == b && signbit(b)) ? a : b; }

@@ -35,7 +35,7 @@ class Statement:
 
 class Function:
     def __init__(self, name, entry):
-        self.name, self.entry = name, entry
+        self.name, self.entry, self.result = name, entry, None
         self.params, self.variables, self.registers, self.body, self.max_threads = [], [], {}, [], 0
 
 
@@ -86,10 +86,10 @@ class Reader:
             # Declared only.
             self.at = end.end()
             return
-        if m[2] == "func":
-            raise NotImplementedError("function that was not inlined: " + head.split("(")[0])
-        name, params = re.match(r"\s*([\w$]+)\s*\((.*?)\)", head, re.S).groups()
-        f = Function(name, True)
+        result, name, params = re.match(r"\s*(?:\((.*?)\))?\s*([\w$]+)\s*(?:\((.*?)\))?", head, re.S).groups()
+        f = Function(name, m[2] == "entry")
+        f.result = Variable.parse(result) if result else None
+        params = params or ""
         f.params = [Variable.parse(p) for p in split(params)]
         threads = re.search(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head)
         if threads:
@@ -164,8 +164,11 @@ class Reader:
             return
         if re.match(r"\.(shared|local|param|global|const)\b", text):
             v = Variable.parse(text)
-            # Parameters of calls have the same names in every call.
-            if v.space != "param" or all(known.name != v.name for known in f.variables):
+            # Parameters of calls have the same names in every call: one place is large enough for each.
+            same = next((known for known in f.variables if v.space == "param" and known.name == v.name), None)
+            if same:
+                same.bytes = max(same.bytes, v.bytes)
+            else:
                 f.variables.append(v)
             return
         if text.startswith(".pragma") or text.startswith(".branchtargets"):

@@ -32,19 +32,23 @@ class Emitter:
         self.layout()
 
     def layout(self):
-        """Places of shared variables: static ones first, then the dynamic memory."""
-        at = 1024
-        for v in self.module.variables + self.f.variables:
-            if v.space == "shared" and v.bytes:
-                at = -(-at // v.align) * v.align
-                self.shared_at[v.name] = at
-                at += v.bytes
-        self.static = at - 1024
-        for v in self.module.variables + self.f.variables:
-            if v.space == "shared" and not v.bytes:
-                self.shared_at[v.name] = -(-at // v.align) * v.align
-        self.dynamic = max([0] + [a for v in self.module.variables + self.f.variables if v.space == "shared" and not v.bytes
-                                  for a in [self.shared_at[v.name]]])
+        """Places of shared variables: static ones first, then the dynamic memory, at one place in the module."""
+        shared = lambda f: [v for v in self.module.variables + f.variables if v.space == "shared"]
+        ends = []
+        for f in self.module.functions:
+            at = 1024
+            for v in shared(f):
+                if v.bytes:
+                    at = -(-at // v.align) * v.align
+                    if f is self.f:
+                        self.shared_at[v.name] = at
+                    at += v.bytes
+            ends.append(at)
+        end = max(ends)
+        for v in shared(self.f):
+            if not v.bytes:
+                end = self.shared_at[v.name] = -(-end // v.align) * v.align
+        self.static = end - 1024
         self.local = sum(v.bytes + v.align for v in self.f.variables if v.space == "local")
         at, self.param_at = 0, {}
         for v in self.f.params:
@@ -62,7 +66,11 @@ class Emitter:
         if name in self.shared_at:
             return "%du" % self.shared_at[name]
         if name in self.param_at:
+            if not self.f.entry:
+                return "(u64)in[%d]" % list(self.param_at).index(name)
             return "(u64)(t->params + %d)" % self.param_at[name]
+        if self.f.result and name == self.f.result.name:
+            return "(u64)out"
         if any(v.name == name for v in self.f.variables + self.module.variables):
             return "(u64)V%s" % name.replace("$", "_")
         raise Unknown("operand " + name)
@@ -74,7 +82,7 @@ class Emitter:
         if kind == "pred":
             if operand.startswith("!"):
                 return "!" + self.name(operand[1:])
-            return {"1": "1", "0": "0"}.get(operand) or self.name(operand)
+            return str(int(int(operand) != 0)) if re.match(r"-?\d", operand) else self.name(operand)
         negative = operand.startswith("-") and not operand[1:2].isdigit()
         if operand.startswith("0f") or operand.startswith("0F"):
             word = "0x%su" % operand[2:]
@@ -333,6 +341,13 @@ class Emitter:
             text = "ftz(%s)" % text
         return "sat(%s)" % text if "sat" in parts else text
 
+    def directed(self, parts):
+        """The function that rounds a double to a float in the direction that the instruction names."""
+        mode = next((r for r in ("rz", "rm", "rp") if r in parts), None)
+        if mode and parts[-1] != "f32":
+            raise Unknown("rounding")
+        return mode and "d2f_" + mode
+
     def arithmetic(self, parts, sign, d, a, b):
         kind = parts[-1]
         if kind in ("f16", "bf16", "f16x2", "bf16x2"):
@@ -340,10 +355,10 @@ class Emitter:
             return self.put(d, kind, self.halves(kind, lambda p, q: "%s %s %s" % (p, sign, q), x, y))
         x, y = self.value(a, kind), self.value(b, kind)
         if kind in ("f32", "f64"):
-            if any(r in parts for r in ("rz", "rm", "rp")):
-                raise Unknown("rounding")
             if "ftz" in parts:
                 x, y = "ftz(%s)" % x, "ftz(%s)" % y
+            if directed := self.directed(parts):
+                return self.put(d, kind, self.finish(parts, "%s((f64)%s %s (f64)%s)" % (directed, x, sign, y)))
             return self.put(d, kind, self.finish(parts, "(%s %s %s)" % (x, sign, y)))
         if "sat" in parts or "cc" in parts:
             return self.carry(parts, sign, d, x, y, kind)
@@ -406,10 +421,10 @@ class Emitter:
             if "relu" in parts:
                 raise Unknown("relu")
             return self.put(d, kind, text)
-        if any(r in parts for r in ("rz", "rm", "rp")):
-            raise Unknown("rounding")
         if "ftz" in parts:
             x, y, z = ("ftz(%s)" % v for v in (x, y, z))
+        if directed := self.directed(parts):
+            return self.put(d, kind, self.finish(parts, "%s(fma(%s, %s, %s))" % (directed, x, y, z)))
         self.put(d, kind, self.finish(parts, "%s(%s, %s, %s)" % ("fmaf" if kind == "f32" else "fma", x, y, z)))
 
     def op_div(self, parts, d, a, b):
@@ -706,21 +721,24 @@ class Emitter:
     def to_float(self, parts, d, to, of, x, mode):
         if mode is not None:
             x = "%s(%s)" % (("nearbyint", "trunc", "floor", "ceil")[mode], x)
-        if any(p in parts for p in ("rm", "rp")) or ("rz" in parts and of[0] in "us" and bits_of(of) > 16):
-            raise Unknown("rounding")
+        directed = next((r for r in ("rz", "rm", "rp") if r in parts), None)
         if to in ("f16", "bf16"):
-            if "rz" in parts:
+            if directed:
                 raise Unknown("rounding")
             if of[0] in "us" or of == "f64":
                 x = "d2f_odd((f64)%s)" % x
             return self.put(d, to, self.narrowed(parts, "f2h" if to == "f16" else "f2b", x))
-        if "rz" in parts:
-            return self.put(d, to, "({ const f64 w = %s; f32 r = (f32)w; fabs((f64)r) > fabs(w) ? u2f(f2u(r) - 1) : r; })" % x)
+        if directed:
+            if to != "f32":
+                raise Unknown("rounding")
+            return self.put(d, to, "d2f_%s((f64)%s)" % (directed, x))
         self.put(d, to, self.finish(parts, "(%s)%s" % (to, x)))
 
 
 def variable(v, static):
     name = "V" + v.name.replace("$", "_")
+    if v.space == "param":
+        return "_Alignas(16) char %s[%d];" % (name, v.bytes)
     values = ""
     count = v.count
     if v.values:
@@ -737,6 +755,8 @@ def translate(text):
     out, kernels, sites = ['#include "device.h"'], [], {}
     kept = [v for v in module.variables if v.space in ("global", "const")]
     out += [variable(v, True) for v in kept]
+    heads = {f.name: "static void F%s(T* t%s)" % (f.name, "" if f.entry else ", char** in, char* out") for f in module.functions}
+    out += [head + ";" for head in heads.values()]
     for f in module.functions:
         e = Emitter(module, f, sites)
         e.body()
@@ -747,7 +767,7 @@ def translate(text):
             out.append("static struct emu_range none_%s, *C_%s[] = {[0 ... %d] = &none_%s};" % (f.name, f.name, e.caches - 1, f.name))
         body = "\n".join(e.out)
         words = set(re.findall(r"\bR\w+", body))
-        out.append("static void F%s(T* t) {" % f.name)
+        out.append(heads[f.name] + " {")
         if e.caches:
             out.append("    struct emu_range** const C = C_%s;" % f.name)
         out.append("    u32 CC = 0;")
@@ -757,6 +777,8 @@ def translate(text):
                 out.append("    %s %s;" % (kind, ", ".join(names[i:i + 20])))
         out += ["    " + variable(v, False) for v in f.variables if v.space in ("local", "param")]
         out += [body, "}"]
+        if not f.entry:
+            continue
         at = ", ".join(str(e.param_at[v.name]) for v in f.params) or "0"
         size = ", ".join(str(v.bytes) for v in f.params) or "0"
         out.append("static const u32 at_%s[] = {%s}, size_%s[] = {%s};" % (f.name, at, f.name, size))
