@@ -264,12 +264,13 @@ impl AttentionChain {
         match self.attention.rows {
             _ if self.fixed() || !counted => (0, self.attention.rows, 1),
             0..=4 if self.decodes() => {
-                let cluster = self.cluster(target);
-                (
-                    2,
-                    (ways / self.attention.rows.max(1)).max(8).div_ceil(cluster),
-                    self.attention.rows,
-                )
+                let (cluster, rows) = (self.cluster(target), self.attention.rows);
+                let pieces = (ways / rows.max(1)).max(8).div_ceil(cluster);
+                // A block of eight warps has a multiprocessor for itself. More clusters than there is room for would only keep
+                // those with work waiting.
+                let room = target.sms / cluster / (self.attention.kv.heads * rows.max(1));
+                let alone = self.spreads() && cluster > 1;
+                (2, if alone { pieces.min(room.max(1)) } else { pieces }, rows)
             }
             5..=64 if self.decodes() => {
                 (1, self.attention.rows + ways.div_ceil(self.cluster(target)), 1)
@@ -284,8 +285,8 @@ impl AttentionChain {
         let suited = match self.attention.rows {
             _ if !self.decodes() || self.fixed() || target.capability.0 < 9 => return 1,
             // Clusters of eight leave some multiprocessors unused, so they are only for contexts that do not need all
-            // of them.
-            1 | 2 if self.attention.state.limits.pages_per_seat <= 512 => 8,
+            // of them: 8 k tokens, and the drafts after them.
+            1 | 2 if self.context() <= (8 << 10) + self.room_for_drafts() => 8,
             5..=16 => 2,
             _ => 1,
         };
@@ -319,9 +320,18 @@ impl AttentionChain {
         };
         // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
         let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
+        // With one or two rows of drafts the time is that of a warp: for its share of q, of the pages and of the merge.
+        let many = many || (self.spreads() && self.attention.rows <= 2);
         let most = if many { [2 * WARPS, WARPS, 2] } else { [WARPS, WARPS, 2] };
         let suited = || most.into_iter().find(fits).unwrap_or(1);
         self.asked(target).warps.unwrap_or_else(suited)
+    }
+
+    /// Whether the decode kernel divides the columns of q among all warps, and they scale their own sums: for few rows
+    /// with drafts, whose time is not that of their bytes. With more columns there are no registers for it.
+    fn spreads(&self) -> bool {
+        let columns = self.each() * self.group();
+        self.each() > 1 && columns <= 24 && self.attention.rows <= 4
     }
 
     /// Whether this is a decode step of few rows over pages of e4m3.
@@ -423,7 +433,9 @@ impl AttentionChain {
                 ("FIXED", u32::from(self.fixed())),
                 ("ONES", u32::from(ones)),
             ])
-            .softcap(self.attention.softcap)
+            .softcap(self.attention.softcap);
+        let kernel = if self.spreads() { kernel.define("SPREAD", 1) } else { kernel };
+        let kernel = kernel
             .grid(
                 if self.decodes() {
                     kv.heads
@@ -463,6 +475,12 @@ impl AttentionChain {
     /// The longest a sequence can be.
     fn context(&self) -> u32 {
         self.attention.state.limits.context()
+    }
+
+    /// Tokens of the pages that a sequence has beyond its context, for drafts.
+    fn room_for_drafts(&self) -> u32 {
+        let limits = &self.attention.state.limits;
+        limits.tokens_per_row.saturating_sub(1).next_multiple_of(limits.page_size)
     }
 
     fn warpgroups(&self, target: &Target) -> bool {
