@@ -356,7 +356,7 @@ pub struct FedTables {
 pub struct Features {
     /// Per token of a step: states of the model that verifies, one after the other.
     pub token: Tensor,
-    /// Per seat: those of its last token with keys.
+    /// Per seat: what the drafter continues after its last token with keys, as wide as its own states.
     pub last: Tensor,
     /// Per seat: how long its sequence is with that token; 0 if there is none. u32.
     pub last_len: Tensor,
@@ -554,7 +554,7 @@ impl StepState {
         };
         let features = Features {
             token: table(Region::State, "states of tokens", dtype, tokens, token),
-            last: table(Region::State, "last states", dtype, seats + 1, token),
+            last: table(Region::State, "last states", dtype, seats + 1, drafted),
             last_len: table(Region::State, "last_len", DType::U32, 1, seats + 1),
             drafted: table(Region::State, "drafted states", dtype, rows, drafted),
             ids: ids.map(|ids| table(Region::Weights, "drafted ids", DType::U32, 1, ids)),

@@ -1,5 +1,6 @@
 // After a step, what a drafter is fed that reads hidden states: each token with the states after the token before it. A block
-// per token; the first token of a row keeps the states of the last one that was accepted for the next step.
+// per token; the first token of a row keeps the states of the last one that was accepted for the next step. OWN: the states
+// after the token itself, and nothing is kept. MADE: `kept` was made of those, and the tables are written.
 #include "copy_row.cuh"
 #include "fed.cuh"
 
@@ -9,6 +10,7 @@ follow(const u32* verified_counts, const u32* verified_start, const u32* verifie
        Element* last, u32* last_len, u32* counts, u32* token, u32* position, u32* kv_slot, u32* token_row, Element* y,
        u32 cols, u32 kept_stride, u32 last_stride, u32 y_stride) {
     const u32 t = blockIdx.x, tid = threadIdx.x;
+    if (MADE) let_successor_start();
     wait_for_predecessor();
     const u32 tokens = min(verified_counts[COUNT_TOKENS], gridDim.x);
     const bool live = t < tokens;
@@ -17,18 +19,20 @@ follow(const u32* verified_counts, const u32* verified_start, const u32* verifie
     const bool first = !live || t == verified_start[row];
     const bool known = !first || (live && at > 0 && last_len[seat] == at);
     Element* to = y + (u64)t * y_stride;
-    if (known) copy_row(first ? last + (u64)seat * last_stride : kept + (u64)(t - 1) * kept_stride, to, cols);
+    if (OWN && live) copy_row(kept + (u64)t * kept_stride, to, cols);
+    else if (!OWN && known) copy_row(first ? last + (u64)seat * last_stride : kept + (u64)(t - 1) * kept_stride, to, cols);
     else
         for (u32 i = tid; i < cols; i += 256) to[i] = 0;
     // Everything of the last step was read.
     __syncthreads();
-    if (first && live) {
+    if (!OWN && first && live) {
         // The sampler has advanced the seat.
         const u32 length = seat_len[seat], accepted = length > at ? length - at : 0;
         const bool there = accepted && t + accepted - 1 < tokens;
         if (there) copy_row(kept + (u64)(t + accepted - 1) * kept_stride, last + (u64)seat * last_stride, cols);
         if (tid == 0) last_len[seat] = there ? length : 0;
     }
+    if (MADE) return;
     if (tid == 0) {
         token[t] = live ? verified_token[t] : 0;
         position[t] = at ? at - 1 : 0;

@@ -381,7 +381,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         value(tokens, 2 * inner),
     );
     let (last, logits) = (value(rows, hidden), value(rows, vocab));
-    let joined = value(tokens, 3 * hidden);
+    let (joined, made) = (value(tokens, 3 * hidden), value(tokens, hidden));
     let mut weight = |dtype, rows, cols| tensor(Region::Weights, dtype, rows, cols);
     let whole = if with_scales { DType::BF16 } else { weights };
     let pairs = if weights == DType::F8Block { DType::F8Pairs } else { weights };
@@ -532,15 +532,15 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         let (few, behind, index) = (rows / q_len, 1, 0);
         let head = |state, rows| {
             let some = Tensor { cols: 32_000, rows, ..logits };
-            let y = Tensor { rows, ..joined };
             [
                 Op::DraftRows(DraftRows { each: 1, behind, state, rows, drafts }),
                 Op::Propose(Propose { logits: some, behind, state, rows, index, drafts }),
                 Op::Tap(Tap { x, to: Kept::Token(hidden), state }),
                 Op::Tap(Tap { x: Tensor { rows, ..x }, to: Kept::Row, state }),
                 Op::Recall(Recall { drafted: true, y: Tensor { rows, ..x }, state }),
-                Op::Recall(Recall { drafted: false, y, state }),
-                Op::Follow(Follow { y: joined, state }),
+                Op::Recall(Recall { drafted: false, y: Tensor { rows, ..x }, state }),
+                Op::Follow(Follow { x: None, own: true, y: joined, state }),
+                Op::Follow(Follow { x: Some(x), own: false, y: made, state }),
             ]
         };
         ops.extend(head(reading, few));

@@ -152,7 +152,10 @@ fn build_followed(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let q_len = 1 + rng.below(4) as u32;
     let (limits, cols) = (limits(50, 5), 6);
     let dtype = rng.pick(&[DType::F32, DType::BF16]);
-    let shape = FeatureShape { token: cols, drafted: 8, dtype, ids: None };
+    // All at once, the part before something is made of the states, or the part after that.
+    let part = rng.below(3);
+    let width = if part == 0 { cols } else { 8 };
+    let shape = FeatureShape { token: cols, drafted: width, dtype, ids: None };
     let verified = layout.state(limits);
     let verified = verified.with_drafting(|region, name, bytes| layout.alloc(region, name, bytes));
     let verified =
@@ -193,13 +196,15 @@ fn build_followed(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     for tensor in [features.token, features.last, features.drafted] {
         fill(layout, tensor);
     }
-    let y = layout.poison(dtype, tokens, cols as usize, 2);
-    let own = layout.poison(dtype, ROWS, 8, 0);
-    let again = layout.poison(dtype, ROWS, cols as usize, 0);
+    let y = layout.poison(dtype, tokens, if part == 2 { width } else { cols } as usize, 2);
+    let own = layout.poison(dtype, ROWS, width as usize, 0);
+    let again = layout.poison(dtype, ROWS, width as usize, 0);
+    let made = rng.floats(tokens * width as usize, 1.0);
+    let made = layout.floats(dtype, tokens, width as usize, 1, &made);
     let x = rng.floats(ROWS * 3, 1.0);
     let x = layout.floats(dtype, ROWS, 3, 1, &x);
     let ops = vec![
-        Op::Follow(Follow { y, state }),
+        Op::Follow(Follow { x: (part == 2).then_some(made), own: part == 1, y, state }),
         Op::Recall(Recall { drafted: false, y: again, state }),
         Op::Recall(Recall { drafted: true, y: own, state }),
         Op::Tap(Tap { x, to: Kept::Token(3), state }),

@@ -1,5 +1,6 @@
 //! Builds a program op by op: values in, values out, layers by index.
 
+mod draft;
 mod recurrent;
 
 pub use recurrent::Heads;
@@ -12,9 +13,9 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activate, Activation, Add, AddGated, Attention, Clamp, Embed, Experts, Follow, GateMul, Gather,
-    HeadLinear, Kept, LatentAttention, LatentKv, LayerNorm, Linear, Lora, LoraParts, Norm, Pool,
-    Propose, Publish, Recall, RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale, Tap,
+    Activate, Activation, Add, AddGated, Attention, Clamp, Embed, Experts, GateMul, Gather,
+    HeadLinear, LatentAttention, LatentKv, LayerNorm, Linear, Lora, LoraParts, Norm, Pool, Publish,
+    RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -574,29 +575,6 @@ impl ProgramBuilder {
     pub fn sample(&mut self, name: &str, logits: ValueId) {
         let (state, scratch, rows, q_len) = (Unset, Unset, Unset, Unset);
         self.push(name, Sample { logits, state, scratch, rows, q_len }.into());
-    }
-
-    /// Drafts a token of each row from `logits`, fed at the position `behind` it; ends a program that drafts.
-    pub fn propose(&mut self, name: &str, logits: ValueId, behind: u32) {
-        let (state, rows, index, drafts) = (Unset, Unset, Unset, Unset);
-        self.push(name, Propose { logits, behind, state, rows, index, drafts }.into());
-    }
-
-    /// The hidden states that were kept of each row: by the model that verifies, or after the drafter's last draft.
-    pub fn recall(&mut self, name: &str, cols: u32, drafted: bool) -> ValueId {
-        let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |y| Recall { drafted, y, state: Unset })
-    }
-
-    /// For each token of a step that ran the states that were kept of the token before it.
-    pub fn follow(&mut self, name: &str, cols: u32) -> ValueId {
-        let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |y| Follow { y, state: Unset })
-    }
-
-    /// Keeps the drafter's own states of each row for its next draft.
-    pub fn keep(&mut self, name: &str, x: ValueId) {
-        self.push(name, Tap { x, to: Kept::Row, state: Unset }.into());
     }
 
     /// One vector of the tokens of each row, in f32; with `unit` divided by its length.

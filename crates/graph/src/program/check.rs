@@ -200,10 +200,15 @@ fn features(program: &Program) -> Option<FeatureShape> {
             }
         }
         if let ProgramOp::Recall(recall) = &step.op {
-            *(if recall.drafted { &mut drafted } else { &mut token }) = cols(recall.y);
+            drafted = cols(recall.y);
         }
         if let ProgramOp::Follow(follow) = &step.op {
-            token = cols(follow.y);
+            if follow.x.is_none() {
+                token = cols(follow.y);
+            }
+            if !follow.own {
+                drafted = cols(follow.y);
+            }
         }
     }
     let some = token > 0 || drafted > 0;

@@ -208,9 +208,12 @@ impl Program {
 
     /// The weights of this program and of its drafter, each once.
     pub(crate) fn all_weights(&self) -> impl Iterator<Item = &WeightRef> {
-        let drafted = self.drafter.iter().flat_map(|drafter| &drafter.first.weights);
-        let own: BTreeSet<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
-        let new = drafted.filter(move |weight| !own.contains(weight.name.as_str()));
+        // What a head makes of hidden states, it does when it is fed.
+        let parts = self.drafter.iter().flat_map(|drafter| [&drafter.first, &drafter.feed]);
+        let drafted = parts.flat_map(|part| &part.weights);
+        let own = self.weights.iter().map(|weight| weight.name.as_str());
+        let mut seen: BTreeSet<&str> = own.collect();
+        let new = drafted.filter(move |weight| seen.insert(weight.name.as_str()));
         self.weights.iter().chain(new)
     }
 

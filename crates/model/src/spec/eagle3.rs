@@ -48,7 +48,10 @@ impl Drafting for Eagle3 {
             let Ask { target, numerics, precision, context, .. } = *ask;
             model.write_drafter(&verifier.program, target, numerics, precision, context)
         });
-        let (feed, first, next) = (feed?, first?, next?);
+        let (feed, mut first, next) = (feed?, first?, next?);
+        let fed = feed.weights.iter().filter(|weight| !first.weights.contains(weight));
+        let fed: Vec<_> = fed.cloned().collect();
+        first.weights.extend(fed);
         let features = FeatureShape {
             token: width,
             drafted: model.config.hidden as u32,
@@ -92,14 +95,20 @@ struct Layer {
 }
 
 impl Layer {
-    /// What the head continues: the model's states brought to its width, or its own last one.
+    /// What the head continues: the model's states brought to its width, or its own last one. They are brought to it once, when
+    /// the head is fed.
     fn states(&self, config: &ModelConfig, b: &mut Builder<'_>) -> ValueId {
-        let states = match self.part {
-            Part::Next => return b.ops().recall("states", config.hidden as u32, true),
-            Part::First => b.ops().recall("states", self.width, false),
-            Part::Feed => b.ops().follow("states", self.width),
-        };
-        b.linear("fc", states, &[tensor("/fc", "", config.hidden)], false, Cut::Whole)
+        let hidden = config.hidden as u32;
+        match self.part {
+            Part::Next => b.ops().recall("states", hidden, true),
+            Part::First => b.ops().recall("states", hidden, false),
+            Part::Feed => {
+                let kept = b.ops().kept_states("kept", self.width);
+                let fc = [tensor("/fc", "", config.hidden)];
+                let states = b.linear("fc", kept, &fc, false, Cut::Whole);
+                b.ops().follow_made("states", states)
+            }
+        }
     }
 
     fn embed(&self, config: &ModelConfig, b: &mut Builder<'_>) -> ValueId {
@@ -163,8 +172,8 @@ impl Decoder for Layer {
         b.ops().propose("propose", logits, 1);
     }
 
-    /// Tables of tokens are read apart from weights; the first draft needs every weight.
+    /// Tables of tokens are read apart from weights; the first draft needs every weight but one.
     fn ignores(&self, tensor: &str) -> bool {
-        self.part != Part::First || matches!(tensor, "d2t" | "t2d")
+        self.part != Part::First || matches!(tensor, "d2t" | "t2d" | "fc.weight")
     }
 }
