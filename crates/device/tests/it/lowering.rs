@@ -131,6 +131,37 @@ fn attention_of_drafts_fits_the_machine() {
     }
 }
 
+/// Blocks of a cluster share the pages of one or two rows in plans of 8 k tokens, whatever room drafts have beyond them; with
+/// drafts there are no more clusters than fit the GPU.
+#[test]
+fn drafts_leave_a_row_its_cluster() {
+    let target = Target::h200();
+    let ops = shapes::ops(&shapes::MODELS[0], 8, 8, true);
+    let single = |op: &Op| match op {
+        Op::Attention(op) if op.single && op.window.is_none() => Some(op.clone()),
+        _ => None,
+    };
+    let op = ops.iter().find_map(single).expect("attention of a decode step");
+    for (rows, each, pages, cluster) in [
+        (1, 4, 513, 8),
+        (2, 4, 513, 8),
+        (1, 1, 513, 8),
+        (1, 1, 512, 8),
+        (1, 4, 514, 1),
+        (4, 2, 513, 1),
+    ] {
+        let even = (each > 1).then_some(each);
+        let mut op = Attention { rows, even, single: each == 1, ..op.clone() };
+        (op.state.limits.pages_per_seat, op.state.limits.tokens_per_row) = (pages, 4);
+        let lowered = shapes::lowered(&Op::Attention(op), &target).expect("a launch");
+        let [Lowered::Launch(launch)] = &lowered[..] else { panic!("{lowered:?}") };
+        assert_eq!(launch.cluster[1], cluster, "{rows} of {each}, {pages} pages");
+        let room = target.sms / cluster;
+        let clusters = launch.grid.iter().product::<u32>() / cluster;
+        assert!(cluster == 1 || each == 1 || clusters <= room, "{clusters} of {cluster}");
+    }
+}
+
 #[test]
 fn a_product_gets_the_kernel_of_its_batch() {
     let target = Target::h200();
