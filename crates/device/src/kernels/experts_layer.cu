@@ -11,8 +11,12 @@
 // Words are tagged with a generation, which grows with every launch. A block sends only what depends on all that it has
 // received in this launch, and the next launch begins when this one has ended, so no word is overwritten too early.
 //
+// SHARED > 0: so wide is an MLP that every token goes through besides, GATED: times the sigmoid of the token's product with a row.
+// What is read of it does not depend on the choice: it is asked for before the predecessor has ended, and its gate and up, whose
+// rows lie in turns of one, are computed for all tokens while the experts are chosen.
+//
 // H (a multiple of 2048), I (a multiple of 8; sixteen rows of H and eight of I are at most four stages and one), ROWS (≤ 4),
-// BLOCKS, STAGES, FLYING (stages in flight), COPIES, ACT (2 silu·mul, 4 gelu·mul), NT (the norm's type), and what
+// BLOCKS, STAGES, STAGE_BYTES, FLYING (stages in flight), COPIES, ACT (2 silu·mul, 4 gelu·mul), NT (the norm's type), and what
 // route_choose.cuh wants. WEIGHT (weights.cuh): PLAIN, or FP8_BLOCK (gate/up as F8Turns, down as F8Block; I a multiple of 128, TOP
 // even): tensor cores add up gate and up then, because widening alone is as much work as the sums of bf16.
 #include "exchange.cuh"
@@ -22,7 +26,15 @@
 
 #define WARPS 8
 #define THREADS (WARPS * 32 + 32)
+#ifndef STAGE_BYTES
 #define STAGE_BYTES (16 * 1024)
+#endif
+// Bytes of a stage of gate and up.
+#define UP_BYTES (16 * 1024)
+#ifndef SHARED
+#define SHARED 0
+#define GATED 0
+#endif
 // Bytes of a weight; experts whose rows of down are in a stage.
 #define WEIGHT_SIZE (FP8 ? 1 : 2)
 #define TOGETHER (FP8 ? 2 : 1)
@@ -30,20 +42,28 @@
 #define PIECES (H / 2048)
 #define DOWN_PIECES ((I + 255) / 256)
 // Rows of gate and up in a stage.
-#define UP_ROWS (STAGE_BYTES / (WEIGHT_SIZE * H))
+#define UP_ROWS (UP_BYTES / (WEIGHT_SIZE * H))
 // Experts whose logits a block computes.
 #define OWN ((E + BLOCKS - 1) / BLOCKS)
 // Groups of a token; groups whose sums are added up at the same time.
 #define UNITS (TOP * (I / 8))
 #define BATCH 8
 #define TILES (H / 8)
+// Units of the shared MLP: eight rows of gate and up for all tokens; units whose sums are added up at the same time. Parts of
+// eight rows of its down, a stage each.
+#define SHARED_UNITS (SHARED / 4)
+#define SHARED_BATCH (BATCH * 2 / ROWS)
+#define SHARED_PARTS ((SHARED * 16 + STAGE_BYTES - 1) / STAGE_BYTES)
 
 // The exchange, in words: generation and arrivals, logits, activations.
 #define AT_LOGITS 32
 #define AT_ACT (AT_LOGITS + COPIES * ROWS * E)
-#define ACT_WORDS (ROWS * TOP * I / 2)
-// Words of a token's activations that a thread receives, in pairs.
-#define RECEIVED ((TOP * I / 4 + WARPS * 32 - 1) / (WARPS * 32))
+#define ACT_WORDS (ROWS * (TOP * I + SHARED) / 2)
+// Where those of the shared MLP are, behind those of the experts of all tokens.
+#define SHARED_ACT (ROWS * TOP * I / 2)
+// Pairs of words that are a token's activations, and how many of them a thread receives.
+#define PAIRS ((TOP * I + SHARED) / 4)
+#define RECEIVED ((PAIRS + WARPS * 32 - 1) / (WARPS * 32))
 
 // Blocks of 128 rows of down, for all tokens, that a block has tiles of.
 #define SPAN ((ROWS * TILES + BLOCKS - 1) / BLOCKS / 16 + 2)
@@ -51,12 +71,15 @@
 
 struct Shared {
     u64 full[STAGES], empty[STAGES], chosen;
-    float squares[ROWS][WARPS], dots[ROWS][OWN][WARPS];
+    float squares[ROWS][WARPS], dots[ROWS][OWN + GATED][WARPS];
     float logits[ROWS][E];
     u32 experts[ROWS][TOP];
     float gains[ROWS][TOP];
+#if GATED
+    float gates[ROWS];
+#endif
     __align__(16) float sums[2][WARPS][BATCH * 16 + 4];
-    __align__(16) u16 act[TOP * I];
+    __align__(16) u16 act[TOP * I + SHARED];
     u32 arrived;
 #if WEIGHT != PLAIN
     float down_scales[DOWN_SCALES];
@@ -89,6 +112,12 @@ template <int HALF> DEVICE void add_half(float (&v)[16], u32 lane) {
         v[i] = kept + __shfl_xor_sync(FULL, sent, 2 * HALF);
     }
 }
+// Of eight values: lanes 2·n and 2·n + 16 have that of value n.
+DEVICE float add_lanes8(float (&v)[16], u32 lane) {
+    add_half<4>(v, lane), add_half<2>(v, lane), add_half<1>(v, lane);
+    v[0] += __shfl_xor_sync(FULL, v[0], 16);
+    return v[0] + __shfl_xor_sync(FULL, v[0], 1);
+}
 DEVICE float add_lanes(float (&v)[16], u32 lane) {
     add_half<8>(v, lane), add_half<4>(v, lane), add_half<2>(v, lane), add_half<1>(v, lane);
     return v[0] + __shfl_xor_sync(FULL, v[0], 1);
@@ -108,7 +137,16 @@ typedef u8 Weight;
 
 struct Weights {
     const Weight *gate_up, *down;
+#if SHARED
+    const Weight *shared_up, *shared_down;
+#endif
 };
+#if SHARED
+#define SHARED_PARAMETERS , const u16 *shared_up, const u16 *shared_down, const u16 *shared_gate
+static_assert(WEIGHT == PLAIN && SHARED % (8 * SHARED_PARTS) == 0 && 8 % UP_ROWS == 0, "a shared MLP that this kernel does not take");
+#else
+#define SHARED_PARAMETERS
+#endif
 
 // Everything that this block reads, in order.
 DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
@@ -128,6 +166,14 @@ DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
         at.next();
     };
     const u32 block = blockIdx.x;
+#if SHARED
+#pragma unroll 1
+    for (u32 unit = share(SHARED_UNITS, block); unit < share(SHARED_UNITS, block + 1); unit++)
+#pragma unroll 1
+        for (u32 i = 0; i < 8; i += UP_ROWS) copy(w.shared_up + ((u64)unit * 8 + i) * H, UP_ROWS * H * 2);
+    wait_for_predecessor();
+    wait_for(shared_address(&s.chosen), 0);
+#endif
 #pragma unroll 1
     for (u32 group = share(rows * UNITS, block); group < share(rows * UNITS, block + 1); group++) {
         const u32 slot = group / (I / 8), expert = s.experts[slot / TOP][slot % TOP];
@@ -136,7 +182,19 @@ DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
         for (u32 i = 0; i < 16; i += UP_ROWS) copy(from + i * H, UP_ROWS * H * WEIGHT_SIZE);
     }
 #pragma unroll 1
-    for (u32 tile = share(rows * TILES, block); tile < share(rows * TILES, block + 1); tile++)
+    for (u32 tile = share(rows * TILES, block); tile < share(rows * TILES, block + 1); tile++) {
+#if SHARED
+        const u16* from = w.shared_down + (u64)(tile % TILES * 8) * SHARED;
+        if (SHARED_PARTS == 1) copy(from, 8 * SHARED * 2);
+        else
+#pragma unroll 1
+            for (u32 part = 0; part < SHARED_PARTS; part++) {
+                const u32 each = SHARED / SHARED_PARTS, full = room(8 * each * 2);
+#pragma unroll
+                for (u32 r = 0; r < 8; r++) copy_bulk(ring + at.slot * STAGE_BYTES + r * each * 2, from + r * SHARED + part * each, each * 2, full);
+                at.next();
+            }
+#endif
 #pragma unroll 1
         for (u32 k = 0; k < TOP; k += TOGETHER) {
             auto rows_of = [&](u32 k) { return w.down + ((u64)s.experts[tile / TILES][k] * H + tile % TILES * 8) * I; };
@@ -149,6 +207,7 @@ DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
             for (int t = 0; t < TOGETHER; t++) copy_bulk(ring + at.slot * STAGE_BYTES + t * (8 * I * WEIGHT_SIZE), rows_of(k + t), 8 * I * WEIGHT_SIZE, full);
             at.next();
         }
+    }
 }
 
 // Receives the logits of row `warp` and chooses.
@@ -179,7 +238,7 @@ DEVICE void choose_row(Shared& s, const u64* exchange, u32 tag, const void* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts_layer(const u16* x, const void* norm, const u16* router, const void* bias, const Weight* gate_up, const Weight* down,
               const u16* residual, u16* y, u32* choice, u64* exchange, const u32* live, u32 words_in_all, u32 x_stride,
-              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load SCALES_PARAMETERS) {
+              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load SCALES_PARAMETERS SHARED_PARAMETERS) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) u8 memory[];
     __shared__ Shared s;
@@ -198,12 +257,16 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
     const u32 rows = live ? min(__ldcg(live), (u32)ROWS) : ROWS;
     if (warp == WARPS) {
         let_successor_start();
+#if SHARED
+        if (lane == 0) fetch(s, shared_address(memory), rows, {gate_up, down, shared_up, shared_down});
+#else
         wait_for_predecessor();
         wait_for(shared_address(&s.chosen), 0);
         if (lane == 0) fetch(s, shared_address(memory), rows, {gate_up, down});
+#endif
         return;
     }
-    uint4 held[OWN][PIECES];
+    uint4 held[OWN + GATED][PIECES];
     float scales[PIECES][8];
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
@@ -213,6 +276,9 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             const u32 expert = blockIdx.x + o * BLOCKS;
             held[o][p] = *(const uint4*)(router + (u64)min(expert, E - 1u) * H + p * 2048 + column);
         }
+#if GATED
+        held[OWN][p] = *(const uint4*)(shared_gate + p * 2048 + column);
+#endif
     }
     let_successor_start();
     wait_for_predecessor();
@@ -246,7 +312,7 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
 #pragma unroll
         for (int w = 0; w < WARPS; w++) total += s.squares[r][w];
         const float by = rsqrtf(total * (1.0f / H) + eps);
-        float dots[OWN];
+        float dots[OWN + GATED];
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             float v[8];
@@ -256,10 +322,10 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             tokens[r][p] = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
             unpack8(tokens[r][p], v);
 #pragma unroll
-            for (int o = 0; o < OWN; o++) dots[o] = dot8(held[o][p], v, p ? dots[o] : 0.0f);
+            for (int o = 0; o < OWN + GATED; o++) dots[o] = dot8(held[o][p], v, p ? dots[o] : 0.0f);
         }
 #pragma unroll
-        for (int o = 0; o < OWN; o++) {
+        for (int o = 0; o < OWN + GATED; o++) {
             dots[o] = warp_sum(dots[o]);
             if (lane == 0) s.dots[r][o][warp] = dots[o];
         }
@@ -272,6 +338,16 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
         for (int w = 0; w < WARPS; w++) logit += s.dots[row][threadIdx.x % OWN][w];
         if (expert < E) send_copies<ROWS * E>(exchange + AT_LOGITS + row * E + expert, __float_as_uint(logit), tag);
     }
+#if GATED
+    // Every block has the row, so this is not exchanged.
+    if (threadIdx.x >= WARPS * 32 - ROWS) {
+        const u32 row = threadIdx.x - (WARPS * 32 - ROWS);
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += s.dots[row][OWN][w];
+        s.gates[row] = 1.0f / (1.0f + expf(-sum));
+    }
+#endif
 #if WEIGHT != PLAIN
     Operand operands[ROWS][PIECES];
 #pragma unroll
@@ -319,9 +395,56 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
     };
     if (share(rows * UNITS, blockIdx.x) < share(rows * UNITS, blockIdx.x + 1)) look_ahead(share(rows * UNITS, blockIdx.x));
 #endif
+    u32 turn = 0;
+#if SHARED
+    // Gate and up of the shared MLP.
+    const u32 shared_end = share(SHARED_UNITS, blockIdx.x + 1);
+#pragma unroll 1
+    for (u32 first = share(SHARED_UNITS, blockIdx.x); first < shared_end; first += SHARED_BATCH, turn ^= 1) {
+        const u32 count = min(shared_end - first, (u32)SHARED_BATCH);
+#pragma unroll 1
+        for (u32 g = 0; g < count; g++) {
+            // All tokens: a row of weights is read once.
+            float c[ROWS][16];
+#pragma unroll
+            for (int i = 0; i < 8; i += UP_ROWS) {
+                const u8* from = next_stage() + column * 2;
+#pragma unroll
+                for (int n = 0; n < UP_ROWS; n++)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        c[r][i + n] = 0.0f;
+#pragma unroll
+                        for (int p = 0; p < PIECES; p++) {
+                            float v[8];
+                            unpack8(tokens[r][p], v);
+                            c[r][i + n] = dot8(*(const uint4*)(from + n * (H * 2) + p * 4096), v, c[r][i + n]);
+                        }
+                    }
+                free_stage();
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const float sum = add_lanes8(c[r], lane);
+                if (lane % 2 == 0 && lane < 16) s.sums[turn][warp][(g * ROWS + r) * 8 + lane / 2] = sum;
+            }
+        }
+        join();
+        // A thread adds up an output; two are a word.
+        if (threadIdx.x < SHARED_BATCH * ROWS * 4) {
+            const u32 g = threadIdx.x / 4, i = threadIdx.x % 4, row = g % ROWS;
+            float gate = 0.0f, up = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) gate += s.sums[turn][w][g * 8 + 2 * i], up += s.sums[turn][w][g * 8 + 2 * i + 1];
+            const float v = __fdividef(gate, 1.0f + __expf(-gate_exponent<ACT>(gate))) * up;
+            const u32 pair = pack_bf16(v, __shfl_down_sync(FULL, v, 1));
+            if (g < count * ROWS && i % 2 == 0)
+                send_copies<ACT_WORDS>(exchange + AT_ACT + SHARED_ACT + row * (SHARED / 2) + ((first + g / ROWS) * 4 + i) / 2, pair, tag);
+        }
+    }
+#endif
     // Gate and up.
     const u32 end = share(rows * UNITS, blockIdx.x + 1);
-    u32 turn = 0;
 #pragma unroll 1
     for (u32 first = share(rows * UNITS, blockIdx.x); first < end; first += BATCH, turn ^= 1) {
         const u32 count = min(end - first, (u32)BATCH);
@@ -406,6 +529,13 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
     while (tile < last) {
         const u32 row = tile / TILES;
         const u64* from = exchange + AT_ACT + blockIdx.x % COPIES * ACT_WORDS + row * (TOP * I / 2) + threadIdx.x * 2;
+#if SHARED
+        // What a row's experts and the rows after it have in between.
+        const u32 gap = (ROWS - 1 - row) * (TOP * I / 2) + row * (SHARED / 2);
+#define PAIR_AT(i) (from + (i) * (WARPS * 64) + (ROWS > 1 && (i) * WARPS * 32 + threadIdx.x >= TOP * I / 4 ? gap : 0))
+#else
+#define PAIR_AT(i) (from + (i) * (WARPS * 64))
+#endif
         // The activations of the row before are still being read.
         join();
         Patience patience;
@@ -415,12 +545,12 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
 #pragma unroll
             for (int i = 0; i < RECEIVED; i++) {
                 v[i][0] = v[i][1] = (u64)tag << 32;
-                if (TOP * I / 4 % (WARPS * 32) == 0 || i * WARPS * 32 + threadIdx.x < TOP * I / 4) peek2(from + i * (WARPS * 64), v[i][0], v[i][1]);
+                if (PAIRS % (WARPS * 32) == 0 || i * WARPS * 32 + threadIdx.x < PAIRS) peek2(PAIR_AT(i), v[i][0], v[i][1]);
             }
 #pragma unroll
             for (int i = 0; i < RECEIVED; i++) {
                 all &= fresh(v[i][0], tag) && fresh(v[i][1], tag);
-                if (TOP * I / 4 % (WARPS * 32) == 0 || i * WARPS * 32 + threadIdx.x < TOP * I / 4)
+                if (PAIRS % (WARPS * 32) == 0 || i * WARPS * 32 + threadIdx.x < PAIRS)
                     *(uint2*)(s.act + (i * WARPS * 32 + threadIdx.x) * 4) = make_uint2((u32)v[i][0], (u32)v[i][1]);
             }
             all = __all_sync(FULL, all);
@@ -431,6 +561,24 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             const u32 out = tile % TILES * 8 + warp;
             const float before = residual ? bf16_to_float(__ldcg(residual + (u64)row * residual_stride + out)) : 0.0f;
             float sum = 0.0f;
+#if SHARED
+#pragma unroll 1
+            for (u32 part = 0; part < SHARED_PARTS; part++) {
+                const u32 each = SHARED / SHARED_PARTS;
+                const u8* weights = next_stage() + warp * (each * 2) + lane * 16;
+#pragma unroll
+                for (u32 p = 0; p < (each + 255) / 256; p++) {
+                    float v[8];
+                    if (each % 256 && p * 256 + lane * 8 >= each) continue;
+                    unpack8(*(const uint4*)(s.act + TOP * I + part * each + p * 256 + lane * 8), v);
+                    sum += dot8(*(const uint4*)(weights + p * 512), v, 0.0f);
+                }
+                free_stage();
+            }
+#if GATED
+            sum *= s.gates[row];
+#endif
+#endif
 #if WEIGHT == PLAIN
 #pragma unroll 1
             for (u32 k = 0; k < TOP; k++) {
