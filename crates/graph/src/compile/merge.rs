@@ -1,5 +1,5 @@
 //! Nodes of a decode step that become one node, because the gaps between them take as long as they do: all layers of a
-//! small model, or a norm, a router and its experts. A device that has one kernel for them gets them as one op, where
+//! small model, or a norm, a router, its experts and a shared one. A device that has one kernel for them gets them as one op, where
 //! that was measured to be faster or asked for. What such a kernel cannot run stays separate nodes, and the plan shows it.
 
 use super::mark::Marks;
@@ -7,6 +7,7 @@ use super::{Bindings, CompileError, CompileTarget};
 use crate::ShapeKey;
 use crate::plan::PlacedValue;
 use device::op::{Fused, FusedKernel};
+use device::ops::Access;
 use device::{Node, Op, Span};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -68,7 +69,8 @@ pub(crate) fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[No
         return 0;
     }
     let layers = possible(target, key, nodes).map_or(0, |found| found.bytes);
-    let experts = nodes.windows(EXPERT_LAYER).map(|run| expert_layer(run, None));
+    let runs = (0..nodes.len()).flat_map(|at| expert_layers(nodes, at));
+    let experts = runs.map(|run| expert_layer(&nodes[run], None));
     experts.map(|op| target.device.exchange_bytes(&op)).fold(layers, u64::max)
 }
 
@@ -91,16 +93,26 @@ fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Fo
     (bytes > 0).then_some(Found { run, members, bytes })
 }
 
-/// Nodes of a layer of experts: a norm, a router, its experts.
-const EXPERT_LAYER: usize = 3;
+/// Nodes of a layer of experts: a norm, a router, its experts; then perhaps both linears of an MLP beside them; then perhaps
+/// an addition with a gate. The longest first.
+const EXPERT_LAYERS: [usize; 3] = [6, 5, 3];
+
+/// Runs of nodes from `at` on that may be a layer of experts.
+fn expert_layers(nodes: &[Node], at: usize) -> impl Iterator<Item = Range<usize>> {
+    let ops = nodes.get(at).zip(nodes.get(at + 1)).map(|(norm, route)| (&norm.op, &route.op));
+    let begins = matches!(ops, Some((Op::RmsNorm(_), Op::Route(_))));
+    let lengths = EXPERT_LAYERS.into_iter().filter(move |_| begins);
+    let count = nodes.len();
+    lengths.map(move |length| at..at + length).filter(move |run| run.end <= count)
+}
 
 fn expert_layer(run: &[Node], exchange: Option<Span>) -> Op {
     let members = run.iter().map(|node| node.op.clone()).collect();
     Fused { members, kernel: FusedKernel::ExpertLayer { exchange } }.into()
 }
 
-/// Makes one node of each norm, router and its experts, where a kernel can run them and is known to be faster, unless
-/// another node reads what the norm gives.
+/// Makes one node of each norm, router, its experts and an MLP beside them, where a kernel can run them and is known to be
+/// faster, unless another node reads what lies between them.
 pub(crate) fn merge_experts(
     target: &CompileTarget,
     key: &ShapeKey,
@@ -112,25 +124,35 @@ pub(crate) fn merge_experts(
     if !may_merge(target, key) {
         return;
     }
-    let mut at = 0;
-    while at + EXPERT_LAYER <= nodes.len() {
-        let run = at..at + EXPERT_LAYER;
-        at += 1;
-        let one = expert_layer(&nodes[run.clone()], bindings.exchange);
-        let bytes = target.device.exchange_bytes(&one);
-        let room = bindings.exchange.map_or(0, |span| span.len);
-        let Op::RmsNorm(norm) = &nodes[run.start].op else { continue };
-        let inside = values.iter().any(|value| {
-            value.span == norm.y.span && value.first == run.start && value.last < run.end
-        });
-        let wanted = target.merge == Merge::Always || target.device.prefers_one_node(&one);
-        if !wanted || !inside || !(1..=room).contains(&bytes) || one.check().is_err() {
-            continue;
+    let room = bindings.exchange.map_or(0, |span| span.len);
+    for at in 0.. {
+        if at >= nodes.len() {
+            return;
         }
-        let experts = &nodes[run.end - 1];
-        let one = Node { op: one, name: experts.name.clone(), layer: experts.layer };
+        let found = expert_layers(nodes, at).find_map(|run| {
+            let one = expert_layer(&nodes[run.clone()], bindings.exchange);
+            let bytes = target.device.exchange_bytes(&one);
+            let wanted = target.merge == Merge::Always || target.device.prefers_one_node(&one);
+            let fits = wanted && (1..=room).contains(&bytes) && one.check().is_ok();
+            (fits && keeps_to_itself(&run, nodes, values)).then_some((run, one))
+        });
+        let Some((run, op)) = found else { continue };
+        let experts = &nodes[run.start + 2];
+        let one = Node { op, name: experts.name.clone(), layer: experts.layer };
         join(run, one, nodes, marks, values);
     }
+}
+
+/// Whether no node outside a run reads what its nodes make, but the result of the last one.
+fn keeps_to_itself(run: &Range<usize>, nodes: &[Node], values: &[PlacedValue]) -> bool {
+    let mut results = Vec::new();
+    nodes[run.end - 1].op.visit_spans(&mut |span, access| {
+        if access != Access::Read {
+            results.push(span);
+        }
+    });
+    let mut made = values.iter().filter(|value| run.contains(&value.first));
+    made.all(|value| value.last < run.end || results.contains(&value.span))
 }
 
 fn layers(members: Vec<Op>, exchange: Option<Span>) -> Op {

@@ -1,9 +1,10 @@
-//! `kernels/experts_layer.cu`: a norm, a router and its experts as one kernel, for a few tokens. Its blocks wait for each
-//! other, as those of `kernels/persistent.cu` do: one for each multiprocessor, all resident at the same time.
+//! `kernels/experts_layer.cu`: a norm, a router, its experts and an MLP that every token goes through besides as one kernel,
+//! for a few tokens. Its blocks wait for each other, as those of `kernels/persistent.cu` do: one for each multiprocessor, all
+//! resident at the same time.
 
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
-use crate::op::{Experts, RmsNorm, Route};
+use crate::op::{AddGated, Epilogue, Experts, LinearChain, NormHandoff, RmsNorm, Route};
 use crate::ops::linear::scaled::scales_of;
 use crate::ops::{Access, Contract, SpanVisitor, Traffic, require, require_scratch};
 use crate::scaled::BLOCK;
@@ -11,16 +12,21 @@ use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Warps that compute; one more fetches.
 const WARPS: u32 = 8;
-/// Bytes of a stage: rows of gate and up, or eight rows of an expert's down.
+/// Bytes of a stage: rows of gate and up, or eight rows of an expert's down. Wide experts have larger ones.
 const STAGE: u32 = 16 << 10;
+const LARGEST_STAGE: u32 = 24 << 10;
 /// Stages that were measured to be enough, and how many of them are in flight: of bf16, of e4m3.
 const MOST_STAGES: u32 = 12;
 const FLYING: u32 = 4;
 const FLYING_FP8: u32 = 3;
+/// Of bf16 where eight rows of down are half a stage at most.
+const FLYING_NARROW: u32 = 6;
 /// Tokens: more than that, and a chain of kernels that reads each expert once is faster.
 const MOST_ROWS: u32 = 4;
 /// Tokens up to which it was measured to be faster than that chain.
 const FASTER_ROWS: u32 = 2;
+/// The same with a shared MLP; 0 leaves its nodes apart.
+const FASTER_ROWS_SHARED: u32 = 2;
 /// Replicas of what every block reads.
 const COPIES: u32 = 2;
 /// Columns of a row that the warps take at a time.
@@ -29,69 +35,163 @@ const CHUNK: u32 = WARPS * 32 * 8;
 /// The name in errors.
 const NAME: &str = "expert layer";
 
-/// A norm, a router over its result, and the experts that it chooses.
-#[derive(Clone, Copy, Debug)]
+/// An MLP beside the experts.
+#[derive(Clone, Debug)]
+struct Shared<'a> {
+    /// Gate and up, whose rows take turns, and the activation.
+    up: LinearChain,
+    down: LinearChain,
+    /// Adds it times a gate; without, `down` adds it to what the experts give.
+    gated: Option<&'a AddGated>,
+}
+
+/// A norm, a router over its result, and the experts that it chooses; perhaps an MLP over the same result, added to what
+/// they give.
+#[derive(Clone, Debug)]
 pub(crate) struct ExpertLayer<'a> {
     norm: &'a RmsNorm,
     route: &'a Route,
     experts: &'a Experts,
+    shared: Option<Shared<'a>>,
     /// Where blocks exchange logits and activations.
     exchange: Option<Span>,
 }
 
+impl<'a> Shared<'a> {
+    /// `None` unless the members are its linears, and an addition with a gate if they do not add.
+    fn of_members(members: &'a [Op]) -> Option<Self> {
+        let (up, down, gated) = match members {
+            [up, down] => (up, down, None),
+            [up, down, Op::AddGated(gated)] => (up, down, Some(gated)),
+            _ => return None,
+        };
+        Some(Shared { up: LinearChain::of(up)?, down: LinearChain::of(down)?, gated })
+    }
+
+    /// Columns of its activations.
+    fn inner(&self) -> u32 {
+        self.down.w.cols
+    }
+
+    /// The result of the layer.
+    fn y(&self) -> &Tensor {
+        self.gated.map_or(&self.down.y, |gated| &gated.y)
+    }
+
+    /// What it reads besides the norm's result and what the experts give.
+    fn weights(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.up.w, &self.down.w].into_iter().chain(self.gated.map(|gated| &gated.w))
+    }
+
+    /// Whether it works on the result of this norm, and adds to that of these experts.
+    fn follows(&self, norm: &RmsNorm, experts: &Experts) -> bool {
+        let Shared { up, down, gated } = self;
+        let plain = |chain: &LinearChain| {
+            chain.bias.is_none()
+                && chain.norm.is_none()
+                && chain.handoff == NormHandoff::Nothing
+                && chain.live == experts.live
+        };
+        let added = match gated {
+            None => down.epilogue == Epilogue::Residual(experts.y),
+            Some(gated) => {
+                down.epilogue == Epilogue::Store
+                    && (gated.a, gated.b, gated.x) == (experts.y, down.y, norm.y)
+                    && gated.live == experts.live
+            }
+        };
+        plain(up)
+            && plain(down)
+            && added
+            && (up.x, down.x) == (norm.y, up.y)
+            && up.epilogue == Epilogue::GateMul(experts.act)
+    }
+}
+
 impl<'a> ExpertLayer<'a> {
-    /// `None` unless the members are these three.
+    /// `None` unless the members are these.
     pub(crate) fn of_members(members: &'a [Op], exchange: Option<Span>) -> Option<Self> {
-        let [Op::RmsNorm(norm), Op::Route(route), Op::Experts(experts)] = members else {
+        let [Op::RmsNorm(norm), Op::Route(route), Op::Experts(experts), rest @ ..] = members else {
             return None;
         };
-        Some(ExpertLayer { norm, route, experts, exchange })
+        let shared = match rest {
+            [] => None,
+            rest => Some(Shared::of_members(rest)?),
+        };
+        Some(ExpertLayer { norm, route, experts, shared, exchange })
+    }
+
+    /// The result.
+    fn y(&self) -> &Tensor {
+        self.shared.as_ref().map_or(&self.experts.y, Shared::y)
     }
 
     /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
-        let ExpertLayer { norm, route, experts, .. } = *self;
+        let ExpertLayer { norm, route, experts, shared, exchange } = self;
         let chained = route.x == norm.y && experts.x == norm.y && experts.choice == route.y;
         let chained = chained && experts.experts == route.w.rows && route.live == experts.live;
-        require(chained, NAME, || "the members do not work on each other's results".into())?;
+        let shared = shared.as_ref().is_none_or(|shared| shared.follows(norm, experts));
+        require(chained && shared, NAME, || {
+            "the members do not work on each other's results".into()
+        })?;
         require(experts.residual != Some(norm.y), NAME, || {
             "what the norm gives is not kept, so it cannot be the residual".into()
         })?;
-        require_scratch(self.exchange, NAME)
+        // Blocks read the residual while others write.
+        let apart =
+            |residual: Tensor| residual == *self.y() || !residual.span.overlaps(self.y().span);
+        require(experts.residual.is_none_or(apart), NAME, || {
+            "the result overwrites a part of the residual".into()
+        })?;
+        require_scratch(*exchange, NAME)
     }
 
     pub(crate) fn describe(&self) -> String {
-        format!("rms_norm · {}", self.experts.describe())
+        let gated = |shared: &Shared<'_>| if shared.gated.is_some() { " times a gate" } else { "" };
+        let shared = |shared| format!(" + {} for all{}", Shared::inner(shared), gated(shared));
+        let shared = self.shared.as_ref().map(shared).unwrap_or_default();
+        format!("rms_norm · {}{shared}", self.experts.describe())
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
         let residual = self.experts.residual.as_ref().map_or(0, Tensor::bytes);
-        let values = [&self.norm.x, &self.route.y, &self.experts.y].map(Tensor::bytes);
+        let values = [&self.norm.x, &self.route.y, self.y()].map(Tensor::bytes);
         let norm = self.norm.norm.weight.bytes();
         let [route, experts] = [self.route.traffic(), self.experts.traffic()].map(|t| t.weights);
-        Traffic { weights: norm + route + experts, values: values.iter().sum::<u64>() + residual }
+        let shared: u64 = self.shared.iter().flat_map(Shared::weights).map(Tensor::bytes).sum();
+        Traffic {
+            weights: norm + route + experts + shared,
+            values: values.iter().sum::<u64>() + residual,
+        }
     }
 
-    /// What the norm gives is written, or stays inside: it is undefined afterwards.
+    /// What members before the last give is written, or stays inside: it is undefined afterwards.
     pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        let ExpertLayer { norm, route, experts, exchange } = *self;
+        let ExpertLayer { norm, route, experts, shared, exchange } = self;
         let weights = [&norm.norm.weight, &route.w, &experts.gate_up, &experts.down];
         let read = weights.into_iter().chain([&norm.x]).chain(&route.bias).chain(&experts.residual);
+        let read = read.chain(shared.iter().flat_map(Shared::weights));
         read.for_each(|tensor| visit(tensor.span, Access::Read));
         if let Some(live) = route.live {
             visit(live, Access::Read);
         }
-        for span in [experts.load, exchange].into_iter().flatten() {
+        for span in [experts.load, *exchange].into_iter().flatten() {
             visit(span, Access::Update);
         }
         visit(norm.y.span, Access::Write);
         visit(route.y.span, Access::Write);
         visit(experts.y.span, Access::Write);
+        for shared in shared {
+            visit(shared.up.y.span, Access::Write);
+            visit(shared.down.y.span, Access::Write);
+            visit(shared.y().span, Access::Write);
+        }
     }
 
     /// The residual and the result, which may be the same.
     pub(crate) fn in_place(&self) -> Option<(Tensor, Tensor)> {
-        self.experts.in_place()
+        self.experts.residual.map(|residual| (residual, *self.y()))
     }
 
     /// A text of everything that decides how long it takes.
@@ -101,7 +201,8 @@ impl<'a> ExpertLayer<'a> {
 
     /// Whether it was measured to be faster than a kernel for each member.
     pub(crate) fn is_faster(&self) -> bool {
-        self.norm.x.rows <= FASTER_ROWS
+        let most = if self.shared.is_some() { FASTER_ROWS_SHARED } else { FASTER_ROWS };
+        self.norm.x.rows <= most
     }
 
     /// Bytes of the exchange: generation and arrivals, logits, activations, in words of 64 bits. 0 if the kernel cannot run
@@ -110,7 +211,8 @@ impl<'a> ExpertLayer<'a> {
         if self.unfit(target).is_some() {
             return 0;
         }
-        let token = self.route.w.rows + self.experts.top() * self.experts.down.cols / 2;
+        let acts = self.experts.top() * self.experts.down.cols + self.shared_inner();
+        let token = self.route.w.rows + acts / 2;
         8 * (32 + u64::from(COPIES) * u64::from(self.norm.x.rows) * u64::from(token))
     }
 
@@ -120,35 +222,73 @@ impl<'a> ExpertLayer<'a> {
         (gate_up.dtype, down.dtype) == (DType::F8Turns, DType::F8Block)
     }
 
+    fn shared_inner(&self) -> u32 {
+        self.shared.as_ref().map_or(0, Shared::inner)
+    }
+
+    /// Bytes of a stage: eight rows of an expert's down fit.
+    fn stage(&self) -> u32 {
+        let down = self.experts.down.cols.saturating_mul(16).next_multiple_of(128);
+        if self.fp8() { STAGE } else { down.max(STAGE) }
+    }
+
     fn flying(&self) -> u32 {
-        if self.fp8() { FLYING_FP8 } else { FLYING }
+        let narrow = self.shared.is_some() && 16 * self.experts.down.cols <= STAGE / 2;
+        match (self.fp8(), narrow) {
+            (true, _) => FLYING_FP8,
+            (false, true) => FLYING_NARROW,
+            (false, false) => FLYING,
+        }
     }
 
     /// Bytes of shared memory beside the ring: an upper bound of the kernel's static arrays.
     fn fixed(&self) -> u32 {
         let (rows, experts) = (self.norm.x.rows, self.route.w.rows);
-        let own = experts.div_ceil(64);
+        let own = experts.div_ceil(64) + u32::from(self.shared.is_some());
         let sums = 2 * WARPS * (8 * 16 + 4) * 4;
         let (top, inner) = (self.experts.top(), self.experts.down.cols);
         let each = 4 * WARPS * (1 + own) + experts * 4 + top * 8;
         let blocks = (rows * self.norm.x.cols / 8).div_ceil(64) / 16 + 2;
         let scales = if self.fp8() { 4 * blocks * top * (inner / BLOCK as u32) } else { 0 };
-        sums + rows * each + top * inner * 2 + scales + 1024
+        sums + rows * each + (top * inner + self.shared_inner()) * 2 + scales + 1024
     }
 
     fn stages(&self, target: &Target) -> u32 {
         let room = target.shared_per_block.saturating_sub(self.fixed());
-        (room / STAGE).min(MOST_STAGES)
+        (room / self.stage()).min(MOST_STAGES)
+    }
+
+    /// Why the kernel cannot run the shared MLP; `None` if it can or there is none.
+    fn shared_unfit(&self) -> Option<&'static str> {
+        let shared = self.shared.as_ref()?;
+        let halves = |tensor: &Tensor| {
+            tensor.dtype == DType::BF16 && aligned(tensor) && tensor.stride == tensor.cols
+        };
+        let parts = shared.inner().saturating_mul(16).div_ceil(self.stage());
+        let limits = [
+            (
+                !self.fp8() && shared.weights().all(halves),
+                "experts or the MLP beside them are not dense bf16",
+            ),
+            (
+                shared.inner().is_multiple_of(8 * parts),
+                "the MLP beside the experts has no parts of eight columns",
+            ),
+        ];
+        limits.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)
     }
 
     /// Why the kernel cannot run these members on `target`; `None` if it can.
     fn unfit(&self, target: &Target) -> Option<&'static str> {
+        if let Some(why) = self.shared_unfit() {
+            return Some(why);
+        }
         let ExpertLayer { norm, route, experts, .. } = *self;
         let (rows, wide, inner) = (norm.x.rows, norm.x.cols, experts.down.cols);
         let halves = |tensor: &Tensor| tensor.dtype == DType::BF16 && aligned(tensor);
         let dense = |tensor: &Tensor| halves(tensor) && tensor.stride == tensor.cols;
         let weight = &norm.norm.weight;
-        let values = [&norm.x, &experts.y].into_iter().chain(&experts.residual).all(halves);
+        let values = [&norm.x, self.y()].into_iter().chain(&experts.residual).all(halves);
         let limits = [
             (target.capability.0 == 9, "the kernel is for compute capability 9"),
             ((1..=MOST_ROWS).contains(&rows), "it is for one to four tokens"),
@@ -167,7 +307,12 @@ impl<'a> ExpertLayer<'a> {
                 "experts have biases or limited gates",
             ),
             (wide == CHUNK || wide == 2 * CHUNK, "the hidden size is not 2048 or 4096"),
-            (inner.is_multiple_of(8) && 16 * inner <= STAGE, "experts are too large"),
+            (
+                inner.is_multiple_of(8)
+                    && inner <= LARGEST_STAGE / 16
+                    && 16 * inner <= self.stage(),
+                "experts are too large",
+            ),
             (
                 !self.fp8() || inner.is_multiple_of(BLOCK as u32) && experts.top() % 2 == 0,
                 "e4m3 experts are no whole blocks, or an odd number of them is chosen",
@@ -197,6 +342,13 @@ impl<'a> ExpertLayer<'a> {
             .defines(&[("FLYING", self.flying()), ("COPIES", COPIES)])
             .define("ACT", experts.act.code())
             .define("NT", code(norm.norm.weight.dtype, NAME)?);
+        let kernel = match (&self.shared, self.stage()) {
+            (None, STAGE) => kernel,
+            (None, stage) => kernel.define("STAGE_BYTES", stage),
+            (Some(shared), stage) => kernel
+                .defines(&[("STAGE_BYTES", stage), ("SHARED", shared.inner())])
+                .define("GATED", u32::from(shared.gated.is_some())),
+        };
         let (weight, scales) = match self.fp8() {
             true => ("FP8_BLOCK", vec![scales_of(&experts.gate_up), scales_of(&experts.down)]),
             false => ("PLAIN", Vec::new()),
@@ -205,20 +357,26 @@ impl<'a> ExpertLayer<'a> {
             .choice(kernel.define("WEIGHT", weight))
             .grid(target.sms, 1, 1)
             .threads((WARPS + 1) * 32)
-            .shared(STAGE * self.stages(target))
+            .shared(self.stage() * self.stages(target))
             .tensors(&[&norm.x, &norm.norm.weight, &route.w])
             .optional(route.bias.map(|bias| bias.span))
             .tensors(&[&experts.gate_up, &experts.down])
             .optional(experts.residual.map(|residual| residual.span))
-            .tensors(&[&experts.y, &route.y])
+            .tensors(&[self.y(), &route.y])
             .spans(&[exchange])
             .optional(route.live)
             .ints(&[(exchange.len / 8).min(u32::MAX.into()) as u32, norm.x.stride])
-            .ints(&[experts.residual.map_or(0, |residual| residual.stride), experts.y.stride])
+            .ints(&[experts.residual.map_or(0, |residual| residual.stride), self.y().stride])
             .arg(Arg::F32(norm.norm.eps))
             .arg(Arg::F32(route.routing.scale))
             .optional(experts.load)
             .spans(&scales);
+        let kernel = match &self.shared {
+            None => kernel,
+            Some(shared) => kernel
+                .tensors(&[&shared.up.w, &shared.down.w])
+                .optional(shared.gated.map(|gated| gated.w.span)),
+        };
         Ok(vec![kernel.lowered()])
     }
 }
