@@ -323,7 +323,7 @@ fn plan(
     if fusion(target, key).rope {
         rotate::rotate(target, &mut nodes, &mut marks, &mut values);
     }
-    merge::merge_experts(target, key, bindings, &mut nodes, &mut marks, &mut values);
+    merge::merge_parts(target, key, bindings, &mut nodes, &mut marks, &mut values);
     choose::choose(target, bindings, &mut nodes)?;
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     Ok(Plan {

@@ -8,10 +8,13 @@
 //! - that of a run of decoder layers (`fused/layers.rs`): afterwards only the output of the last member is defined in
 //!   the workspace. A device may keep the residual stream in f32 from layer to layer, and round parts of attention to
 //!   the members' dtype before it merges them;
-//! - that of a norm, a router and its experts (`fused/expert_layer.rs`): what the norm gives stays inside.
+//! - that of a norm, a router and its experts, perhaps with a shared one (`fused/expert_layer.rs`): what lies between them
+//!   stays inside;
+//! - that of a recurrent layer between its linears (`fused/recurrent.rs`): the same.
 
 pub(crate) mod expert_layer;
 pub(crate) mod layers;
+pub(crate) mod recurrent;
 
 use super::{Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::{CpuMemory, InsideMemory};
@@ -24,6 +27,7 @@ use crate::variant::{Pick, Variant};
 use crate::{ALIGN, ArenaId, DType, Error, Op, Region, Result, Span, Tensor};
 use expert_layer::ExpertLayer;
 use layers::Layers;
+use recurrent::Recurrent;
 use serde::{Deserialize, Serialize};
 
 /// Allocates tensors in [`Region::Inside`].
@@ -77,12 +81,14 @@ pub enum FusedKernel<O: Operands = Bound> {
         #[serde(skip_serializing_if = "unset")]
         exchange: O::Late<Option<Span>>,
     },
-    /// A norm, a router and its experts.
+    /// A norm, a router and its experts, perhaps with an MLP beside them.
     ExpertLayer {
         /// As for layers.
         #[serde(skip_serializing_if = "unset")]
         exchange: O::Late<Option<Span>>,
     },
+    /// A convolution, a scan and a norm with a gate, perhaps after the linear that makes the scan's gates.
+    Recurrent,
 }
 
 impl<O: Operands> Bindable for Fused<O> {
@@ -99,6 +105,7 @@ impl<O: Operands> Bindable for Fused<O> {
             FusedKernel::Attention => FusedKernel::Attention,
             FusedKernel::Layers { .. } => FusedKernel::Layers { exchange: None },
             FusedKernel::ExpertLayer { .. } => FusedKernel::ExpertLayer { exchange: None },
+            FusedKernel::Recurrent => FusedKernel::Recurrent,
         };
         Ok(Fused { members: to.members(&self.members)?, kernel })
     }
@@ -129,6 +136,7 @@ impl<O: Operands> FusedKernel<O> {
             FusedKernel::Attention => "attention",
             FusedKernel::Layers { .. } => "layers",
             FusedKernel::ExpertLayer { .. } => "expert_layer",
+            FusedKernel::Recurrent => "recurrent",
         }
     }
 }
@@ -140,6 +148,7 @@ enum View<'a> {
     Attention(AttentionChain),
     Layers(Layers<'a>),
     ExpertLayer(ExpertLayer<'a>),
+    Recurrent(Recurrent<'a>),
 }
 
 /// Evaluates the same expression for any view; `None` if the kernel cannot run the members.
@@ -150,6 +159,7 @@ macro_rules! with_view {
             View::Attention($view) => $body,
             View::Layers($view) => $body,
             View::ExpertLayer($view) => $body,
+            View::Recurrent($view) => $body,
         })
     };
 }
@@ -167,6 +177,7 @@ impl Fused {
             FusedKernel::ExpertLayer { exchange } => {
                 View::ExpertLayer(ExpertLayer::of_members(&self.members, *exchange)?)
             }
+            FusedKernel::Recurrent => View::Recurrent(Recurrent::of_members(&self.members)?),
         })
     }
 
@@ -205,7 +216,7 @@ impl Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.prepare(memory, lowering),
             Some(View::Attention(chain)) => chain.prepare(memory, lowering),
-            Some(View::Layers(_) | View::ExpertLayer(_)) | None => {
+            Some(View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_)) | None => {
                 let inside = InsideMemory::new(self.inside_bytes());
                 let memory = memory.with_inside(&inside);
                 let prepare = |member: &Op| member.prepare_cpu(&memory, lowering);
@@ -220,13 +231,17 @@ impl Fused {
         match self.view() {
             Some(View::Layers(layers)) => layers.exchange_bytes(target),
             Some(View::ExpertLayer(layer)) => layer.exchange_bytes(target),
-            Some(View::Linear(_) | View::Attention(_)) | None => 0,
+            Some(View::Linear(_) | View::Attention(_) | View::Recurrent(_)) | None => 0,
         }
     }
 
     /// Whether it is known to be faster than its members without having been measured on this machine.
     pub(crate) fn is_faster(&self) -> bool {
-        matches!(self.view(), Some(View::ExpertLayer(layer)) if layer.is_faster())
+        match self.view() {
+            Some(View::ExpertLayer(layer)) => layer.is_faster(),
+            Some(View::Recurrent(layer)) => layer.is_faster(),
+            Some(View::Linear(_) | View::Attention(_) | View::Layers(_)) | None => false,
+        }
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -307,7 +322,7 @@ impl Contract for Fused {
         match self.view()? {
             View::Linear(chain) => chain.in_place(),
             View::ExpertLayer(layer) => layer.in_place(),
-            View::Attention(_) | View::Layers(_) => None,
+            View::Attention(_) | View::Layers(_) | View::Recurrent(_) => None,
         }
     }
 
@@ -315,7 +330,7 @@ impl Contract for Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.scratch_bytes(target),
             Some(View::Attention(chain)) => chain.scratch_bytes(target),
-            Some(View::Layers(_) | View::ExpertLayer(_)) | None => 0,
+            Some(View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_)) | None => 0,
         }
     }
 
@@ -327,7 +342,7 @@ impl Contract for Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.candidates(target),
             Some(View::Attention(chain)) => chain.candidates(target),
-            Some(View::Layers(_) | View::ExpertLayer(_)) | None => Vec::new(),
+            Some(View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_)) | None => Vec::new(),
         }
     }
 

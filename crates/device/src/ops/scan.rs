@@ -29,7 +29,7 @@ use crate::{DType, Result, StepState};
 use serde::{Deserialize, Serialize};
 
 /// Added to the square of the length of queries and keys.
-const LENGTH_EPS: f32 = 1e-6;
+pub(crate) const LENGTH_EPS: f32 = 1e-6;
 /// Most elements of a key.
 const MOST_KEY: u32 = 256;
 
@@ -204,14 +204,14 @@ impl Contract for Scan {
 
 /// The first columns of queries, keys and values of a head.
 #[derive(Clone, Copy, Debug)]
-struct Columns {
-    query: usize,
-    key: usize,
-    value: usize,
+pub(crate) struct Columns {
+    pub(crate) query: usize,
+    pub(crate) key: usize,
+    pub(crate) value: usize,
 }
 
 impl Scan {
-    fn columns(&self, head: usize) -> Columns {
+    pub(crate) fn columns(&self, head: usize) -> Columns {
         let Scan { heads, groups, key, value, .. } = *self;
         let keys = (groups * key) as usize;
         let group = head / (heads / groups) as usize * key as usize;

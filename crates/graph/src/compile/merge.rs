@@ -111,9 +111,22 @@ fn expert_layer(run: &[Node], exchange: Option<Span>) -> Op {
     Fused { members, kernel: FusedKernel::ExpertLayer { exchange } }.into()
 }
 
-/// Makes one node of each norm, router, its experts and an MLP beside them, where a kernel can run them and is known to be
-/// faster, unless another node reads what lies between them.
-pub(crate) fn merge_experts(
+/// Nodes of a recurrent layer between its linears: perhaps the linear that makes gates, a convolution, a scan, a norm with a gate.
+fn recurrent(nodes: &[Node], at: usize) -> Option<(Range<usize>, Op)> {
+    let is = |index: usize, kind: fn(&Op) -> bool| nodes.get(index).is_some_and(|n| kind(&n.op));
+    let conv = if is(at, |op| matches!(op, Op::Conv(_))) { at } else { at + 1 };
+    let found = is(conv, |op| matches!(op, Op::Conv(_)))
+        && is(conv + 1, |op| matches!(op, Op::Scan(_)))
+        && is(conv + 2, |op| matches!(op, Op::Gated(_)));
+    let run = at..conv + 3;
+    let members = || nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
+    let one = || Fused { members: members(), kernel: FusedKernel::Recurrent }.into();
+    found.then(|| (run.clone(), one()))
+}
+
+/// Makes one node of each norm, router, its experts and an MLP beside them, and of each recurrent layer between its linears,
+/// where a kernel can run them and is known to be faster, unless another node reads what lies between them.
+pub(crate) fn merge_parts(
     target: &CompileTarget,
     key: &ShapeKey,
     bindings: &Bindings,
@@ -125,20 +138,27 @@ pub(crate) fn merge_experts(
         return;
     }
     let room = bindings.exchange.map_or(0, |span| span.len);
+    let fits = |(run, one): &(Range<usize>, Op), values: &[PlacedValue], nodes: &[Node]| {
+        let wanted = target.merge == Merge::Always || target.device.prefers_one_node(one);
+        wanted
+            && one.check().is_ok()
+            && target.device.exchange_bytes(one) <= room
+            && target.device.kernels(one).is_ok_and(|kernels| !kernels.is_empty())
+            && keeps_to_itself(run, nodes, values)
+    };
     for at in 0.. {
         if at >= nodes.len() {
             return;
         }
-        let found = expert_layers(nodes, at).find_map(|run| {
-            let one = expert_layer(&nodes[run.clone()], bindings.exchange);
-            let bytes = target.device.exchange_bytes(&one);
-            let wanted = target.merge == Merge::Always || target.device.prefers_one_node(&one);
-            let fits = wanted && (1..=room).contains(&bytes) && one.check().is_ok();
-            (fits && keeps_to_itself(&run, nodes, values)).then_some((run, one))
-        });
-        let Some((run, op)) = found else { continue };
-        let experts = &nodes[run.start + 2];
-        let one = Node { op, name: experts.name.clone(), layer: experts.layer };
+        let experts = expert_layers(nodes, at)
+            .map(|run| (run.clone(), expert_layer(&nodes[run], bindings.exchange)));
+        let mut all = experts.chain(recurrent(nodes, at));
+        let Some((run, op)) = all.find(|found| fits(found, values, nodes)) else { continue };
+        // The experts, or the scan.
+        let main =
+            nodes[run.clone()].iter().find(|node| matches!(node.op, Op::Experts(_) | Op::Scan(_)));
+        let Some(Node { name, layer, .. }) = main else { continue };
+        let one = Node { op, name: name.clone(), layer: *layer };
         join(run, one, nodes, marks, values);
     }
 }
