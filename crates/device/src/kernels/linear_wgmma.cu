@@ -10,7 +10,7 @@
 //
 // K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of
 // x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), AFTER (prelude.cuh), PAIRS (residuals can be
-// loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. PRODUCES:
+// loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64; with SPLIT > 1 there is one tile per cluster. PRODUCES:
 // EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 //
 // With scales (WEIGHT: weights.cuh; WIDE a multiple of 64, K of 128 · SPLIT) a chunk is 128 columns, and its sums are
@@ -54,7 +54,8 @@
 #endif
 #define TILES_T ((ROWS + COLUMNS - 1) / COLUMNS)
 #define TILES ((N + WIDE - 1) / WIDE * TILES_T)
-#define CHUNKS (K / CHUNK / SPLIT)
+// The last share may have fewer: columns past K are zeros.
+#define CHUNKS ((K / CHUNK + SPLIT - 1) / SPLIT)
 // A tile's sums are finished in pieces of 16 weight rows × 8 tokens; how many a warp has.
 #define OWNERS (WIDE / 16)
 #define ALL_PIECES (OWNERS * (COLUMNS / 8))

@@ -106,6 +106,7 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
                     index == 0 && [1, 8, 64, 2048].contains(&tokens)
                         || index == 5 && tokens == 8
                         || index == 6 && [1, 8].contains(&tokens)
+                        || index >= 7 && tokens == 1
                         || tokens == 512
                 }
                 false => tokens == 8 && [0, 3, 4].contains(&index),

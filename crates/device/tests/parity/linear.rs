@@ -188,6 +188,8 @@ fn up_to_256_rows_by_tall_tiles() {
     many_rows((256, 400, 512, 256), "wgmma,wide=192,columns=128,split=2");
     many_rows((256, 400, 256, 256), "wgmma,wide=128,columns=128,split=1");
     many_rows((140, 336, 256, 129), "wgmma,wide=64,columns=64,split=2");
+    // Shares of 14, 14 and 13 chunks.
+    many_rows((64, 272, 2624, 61), "wgmma,wide=64,split=3");
     many_rows((168, 400, 256, 168), "wgmma,wide=192");
     many_rows((224, 272, 384, 217), "wgmma,wide=192,columns=112,split=2");
 }

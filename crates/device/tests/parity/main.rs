@@ -3,6 +3,7 @@
 
 mod attention;
 mod drafts;
+mod expert_layer;
 mod experts;
 mod fixed;
 mod ggml;

@@ -3,7 +3,7 @@
 
 use crate::attention::Row;
 use crate::support::*;
-use device::op::{Conv, Gate, Gated, GatedNorm, Norm, Rule, Scan};
+use device::op::{Conv, Fused, FusedKernel, Gate, Gated, GatedNorm, LinearChain, Norm, Rule, Scan};
 use device::step::count;
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -396,6 +396,66 @@ fn the_state_of_another_seat_is_found() {
                 assert!(found.is_some(), "seed {seed} on {name}");
             }
         }
+    }
+}
+
+/// The linear that makes gates, a convolution, a scan and a norm with a gate as one node, in steps of one token of each row.
+#[test]
+fn a_recurrent_layer_as_one_node() {
+    for seed in 0..16 {
+        let rng = &mut Rng::new(8000 + seed);
+        let rows = Rows::random(rng, true);
+        let (groups, share) = (1 + rng.below(3), rng.pick(&[1, 2]));
+        let (key, value) = (rng.pick(&[16, 48, 128, 144]), rng.pick(&[32, 96, 128]));
+        let (made, normed, taps) = (seed % 2 == 0, seed % 4 == 0, rng.pick(&[2, 4]));
+        let x_type = if made { DType::BF16 } else { rng.pick(&ANY) };
+        let heads = Heads { heads: groups * share, groups, key, value, delta: true, x: x_type };
+        let (channels, values) = (heads.cols(), heads.heads * value);
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let (state, bucket) = (rows.tables(layout), rows.bucket_rows as u32);
+            let x = rows.values(layout, rng, x_type, 8 + channels + values, 8);
+            let w = rng.floats(channels * taps, 1.0);
+            let w = layout.floats(DType::BF16, channels, taps, 0, &w);
+            let kept = rows.carry(layout, rng, x_type, channels * (taps - 1));
+            let c = layout.poison(x_type, rows.bucket_tokens, channels, 0);
+            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let scan = heads.scan(layout, rng, c, carry);
+            let scan = Scan { state, rows: bucket, single: true, ..scan };
+            let mut members = Vec::new();
+            let scan = if made {
+                let (wide, gates) = (1024, 2 * heads.heads);
+                let hidden = rows.values(layout, rng, DType::BF16, wide, 0);
+                let w = layout.floats(DType::BF16, gates, wide, 0, &rng.floats(gates * wide, 0.1));
+                let weight = layout.floats(DType::F32, 1, wide, 0, &rng.floats(wide, 1.0));
+                let y = layout.poison(DType::BF16, rows.bucket_tokens, gates, 0);
+                let norm = normed.then_some(Norm { weight, eps: 1e-5 });
+                members.push(LinearChain { norm, ..LinearChain::new(hidden, w, y) }.into());
+                Scan { gates: y, from: 0, ..scan }
+            } else {
+                scan
+            };
+            let weight = layout.floats(DType::F32, 1, value, 0, &rng.floats(value, 1.0));
+            let norm =
+                GatedNorm { norm: Norm { weight, eps: 1e-6 }, group: value as u32, after: false };
+            let live = Some(layout.words(&[rows.live() as u32]).span);
+            let y = layout.poison(x_type, rows.bucket_tokens, values, 0);
+            let (gate, from) = (Gate::Silu, 8 + channels as u32);
+            let gated = Gated { x: scan.y, z: x, from, gate, norm: Some(norm), y, live };
+            let (from, bias, single) = (8, None, true);
+            let conv = Conv { x, from, w, bias, carry: kept, y: c, state, rows: bucket, single };
+            members.extend([Op::from(conv), Op::from(scan), Op::from(gated)]);
+            let outs = vec![live_part(&y, rows.live()), carry.span, kept.span];
+            (vec![Fused { members, kernel: FusedKernel::Recurrent }.into()], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("seed {seed}: {rows:?}, {heads:?} on {device}");
+            // Gates that are made here are rounded to bf16 after another order of sums.
+            let ulps = if made { 4096.0 } else { 16.0 };
+            assert_close(&what, x_type, 16.0, &want[0], &got[0]);
+            assert_close(&what, DType::F32, ulps, &want[1], &got[1]);
+            assert_eq!(want[2], got[2], "{what}");
+        });
     }
 }
 

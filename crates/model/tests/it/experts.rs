@@ -14,7 +14,7 @@ use graph::bucket::{BucketSpec, Buckets};
 use graph::compile::merge::Merge;
 use graph::layout::Layout;
 use graph::mail::Mailbox;
-use graph::{CompileTarget, Phase, ShapeKey, compile};
+use graph::{CompileTarget, Phase, Plan, ShapeKey, compile};
 use model::{
     LoadError, LoadOptions, LoadedExecutor, ModelConfig, ModelSource, OpenModel, Precision,
     load_executor, precision,
@@ -393,19 +393,41 @@ fn what_experts_do_is_counted() {
     }
 }
 
-/// On Hopper a norm, its router and experts are one node of decode steps with one or two rows, unless layers stay nodes or
-/// kernels are fixed; with more rows a chain of kernels was measured to be faster.
+/// The same with an MLP beside the experts, and recurrent layers between their linears.
 #[test]
-fn few_tokens_have_one_node_for_a_layer_of_experts() {
-    let config = ModelConfig::bundled("qwen3-30b-a3b").unwrap();
+fn few_tokens_have_one_node_for_shared_experts_and_recurrent_layers() {
+    for (name, experts, recurrent) in [("qwen3.5-35b-a3b", 40, 30), ("deepseek-v2-lite", 26, 0)] {
+        for (rows, merge, whole, short) in [
+            (1, Merge::Measured, true, true),
+            (2, Merge::Measured, true, true),
+            (4, Merge::Measured, false, true),
+            (16, Merge::Measured, false, false),
+            (1, Merge::Never, false, false),
+        ] {
+            let plan = plan_of(name, rows, merge, false);
+            let count =
+                |name: &str| plan.nodes.iter().filter(|node| node.op.name() == name).count();
+            let found = [count("expert_layer"), count("recurrent")];
+            let expected = [if whole { experts } else { 0 }, if short { recurrent } else { 0 }];
+            assert_eq!(found, expected, "{name}, {rows} rows, {merge:?}");
+            let parts = [count("experts") + count("expert_layer"), count("scan") + found[1]];
+            assert_eq!(parts, [experts, recurrent], "{name}, {rows} rows, {merge:?}");
+            let left = [count("route"), count("add_gated")];
+            assert!(!whole || left == [0, 0], "{name}, {rows} rows: {left:?}");
+        }
+    }
+}
+
+fn plan_of(name: &str, rows: u32, merge: Merge, fixed: bool) -> Plan {
+    let config = ModelConfig::bundled(name).unwrap();
     let model = OpenModel::open(&ModelSource::Dummy { config: Box::new(config), seed: 0 }).unwrap();
     let hopper = device::cuda::launch::Target::h200();
     let written = model.write(&hopper, Numerics::Fast, precision(&hopper), 64).unwrap();
     let program = &written.program;
     let limits = StepLimits {
-        seats: 8,
-        rows: 8,
-        tokens: 8,
+        seats: 16,
+        rows: 16,
+        tokens: 16,
         pages_per_seat: 4,
         page_size: 16,
         vocab: program.shape.vocab,
@@ -413,6 +435,18 @@ fn few_tokens_have_one_node_for_a_layer_of_experts() {
         tokens_per_row: 1,
         tables: 1,
     };
+    let mut target = CompileTarget::new(Arc::new(hopper));
+    target.merge = merge;
+    let key = ShapeKey::decode(rows).with_fixed(fixed);
+    let mut layout = Layout::new(program, &target, limits, &[key]).unwrap();
+    layout.add_pages(program, 33);
+    compile(program, &target, &key, &layout.bindings).unwrap()
+}
+
+/// On Hopper a norm, its router and experts are one node of decode steps with one or two rows, unless layers stay nodes or
+/// kernels are fixed; with more rows a chain of kernels was measured to be faster.
+#[test]
+fn few_tokens_have_one_node_for_a_layer_of_experts() {
     for (rows, merge, fixed, whole) in [
         (1, Merge::Measured, false, true),
         (2, Merge::Measured, false, true),
@@ -422,14 +456,9 @@ fn few_tokens_have_one_node_for_a_layer_of_experts() {
         (1, Merge::Never, false, false),
         (1, Merge::Measured, true, false),
     ] {
-        let mut target = CompileTarget::new(Arc::new(hopper.clone()));
-        target.merge = merge;
-        let key = ShapeKey::decode(rows).with_fixed(fixed);
-        let mut layout = Layout::new(program, &target, limits, &[key]).unwrap();
-        layout.add_pages(program, 33);
-        let plan = compile(program, &target, &key, &layout.bindings).unwrap();
+        let plan = plan_of("qwen3-30b-a3b", rows, merge, fixed);
         let count = |name: &str| plan.nodes.iter().filter(|node| node.op.name() == name).count();
-        let layers = program.experts().count();
+        let layers = 48;
         let expected = if whole { (layers, 0, 0) } else { (0, layers, layers) };
         let found = (count("expert_layer"), count("route"), count("experts"));
         assert_eq!(found, expected, "{rows} rows, {merge:?}, fixed {fixed}");

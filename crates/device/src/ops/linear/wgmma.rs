@@ -8,6 +8,9 @@ use crate::op::{LinearChain, NormHandoff};
 use crate::variant::WgmmaShape;
 use crate::{DType, Result, scaled};
 
+/// Columns of x from which three shares that differ by some chunks of 64 are expected to be worth it.
+const UNEVEN: u32 = 2560;
+
 impl LinearChain {
     pub(super) fn wgmma_plan(&self, target: &Target, asked: &WgmmaShape) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
@@ -27,12 +30,14 @@ impl LinearChain {
             };
             let alone = split == 1 || (tiles * split <= target.sms && tiles <= most);
             let room = wide + columns <= if asked.wide == Some(wide) { 448 } else { 320 };
-            let fits = k.is_multiple_of(64 * split) && alone && room;
+            let uneven = split == 3 && k >= UNEVEN && k.is_multiple_of(64);
+            let fits = (uneven || k.is_multiple_of(64 * split)) && alone && room;
             // The MMA of a narrow tile reads 16 rows past it, and the tile has no whole 64 columns for the norm
             // handoff.
             let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
             let rounds = (tiles * split).div_ceil(target.sms);
-            let reads = f64::from(rounds * wide) * f64::from(k / split) * 2.0 / 34e3;
+            let share = k.div_ceil(64 * split) * 64;
+            let reads = f64::from(rounds * wide) * f64::from(share) * 2.0 / 34e3;
             let extra = match wide {
                 NARROW => 1.05,
                 64 => 1.01,
@@ -54,7 +59,7 @@ impl LinearChain {
         let (wide, split) =
             shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let stage = (wide + columns) * 128;
-        let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
+        let chunks = k.div_ceil(64 * split) * if split > 1 { 1 } else { 2 };
         // As deep as fits, so that two blocks of a kernel never share a multiprocessor.
         let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
         let most = ((target.shared_per_block - beside) / stage).min(20);

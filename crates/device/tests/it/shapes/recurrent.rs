@@ -1,6 +1,6 @@
 //! The ops of recurrent layers in the shapes of Qwen3-Next, of Mamba-2 layers and of a small model.
 
-use device::op::{Conv, Gate, Gated, GatedNorm, Norm, Rule, Scan};
+use device::op::{Conv, Fused, FusedKernel, Gate, Gated, GatedNorm, LinearChain, Norm, Rule, Scan};
 use device::{DType, Op, Region, Span, StepState, Tensor};
 
 /// Makes a tensor somewhere.
@@ -63,7 +63,22 @@ pub(crate) fn ops(
         let from = channels;
         let gated = Gated { x: o, z: x, from, gate: Gate::Silu, norm: Some(norm), y: o, live };
         ops.push(Op::from(gated.clone()));
+        if single && act == DType::BF16 && delta && value == 128 {
+            let mut parts = ops[ops.len() - 3..].to_vec();
+            ops.push(one(parts.clone()));
+            let hidden = tensor(Region::Workspace, act, tokens, 2048);
+            let w = tensor(Region::Weights, act, 2 * heads, 2048);
+            let weight = tensor(Region::Weights, DType::F32, 1, 2048);
+            let norm = Some(Norm { weight, eps: 1e-6 });
+            let made = LinearChain { norm, live, ..LinearChain::new(hidden, w, gates) };
+            parts.insert(0, made.into());
+            ops.push(one(parts));
+        }
         ops.push(Op::from(Gated { gate: Gate::Sigmoid, norm: None, ..gated }));
     }
     ops
+}
+
+fn one(members: Vec<Op>) -> Op {
+    Fused { members, kernel: FusedKernel::Recurrent }.into()
 }
