@@ -48,9 +48,9 @@ def attention(shape, rows, each, kt=BF16, spread=None, warps=None, cluster=None,
     left = lambda c: c * up(each * group, c) * (d + 4) * 4 if c > 1 else 0
     spread = 1 < each and each * group <= 24 and rows <= 4 if spread is None else spread
     few_bytes = bytes_ and rows <= 32
-    many = few_bytes and not 9 <= rows <= 16 or spread and rows <= 2
-    warps = warps or next((w for w in ((8, 4, 2) if many else (4, 2)) if rings(w) <= SHARED), 1)
     suited = 8 if rows <= 2 and context <= EIGHT_K else 2 if 5 <= rows <= 16 else 1
+    many = few_bytes and not 9 <= rows <= 16 or spread and suited == 8
+    warps = warps or next((w for w in ((8, 4, 2) if many else (4, 2)) if rings(w) <= SHARED), 1)
     cluster = cluster or next((c for c in (8, 4, 2) if c <= suited and left(c) + rings(warps) <= SHARED), 1)
     if rows <= 4:
         split, y, z = 2, up(max(ways // rows, 8), cluster), rows

@@ -279,17 +279,22 @@ impl AttentionChain {
         }
     }
 
-    /// Blocks that share a piece and merge in shared memory.
-    fn cluster(&self, target: &Target) -> u32 {
-        let asked = self.asked(target).cluster;
-        let suited = match self.attention.rows {
-            _ if !self.decodes() || self.fixed() || target.capability.0 < 9 => return 1,
+    /// Blocks that suit a cluster, where there can be clusters.
+    fn suited_cluster(&self, target: &Target) -> Option<u32> {
+        let clusters = self.decodes() && !self.fixed() && target.capability.0 >= 9;
+        clusters.then_some(match self.attention.rows {
             // Clusters of eight leave some multiprocessors unused, so they are only for contexts that do not need all
             // of them: 8 k tokens, and the drafts after them.
             1 | 2 if self.context() <= (8 << 10) + self.room_for_drafts() => 8,
             5..=16 => 2,
             _ => 1,
-        };
+        })
+    }
+
+    /// Blocks that share a piece and merge in shared memory.
+    fn cluster(&self, target: &Target) -> u32 {
+        let asked = self.asked(target).cluster;
+        let Some(suited) = self.suited_cluster(target) else { return 1 };
         // The partial results of a cluster's blocks must fit beside the rings.
         let each = self.each().max(1);
         let warps = self.warps(target);
@@ -321,7 +326,7 @@ impl AttentionChain {
         // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
         let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
         // With one or two rows of drafts the time is that of a warp: for its share of q, of the pages and of the merge.
-        let many = many || (self.spreads() && self.attention.rows <= 2);
+        let many = many || (self.spreads() && self.suited_cluster(target) == Some(8));
         let most = if many { [2 * WARPS, WARPS, 2] } else { [WARPS, WARPS, 2] };
         let suited = || most.into_iter().find(fits).unwrap_or(1);
         self.asked(target).warps.unwrap_or_else(suited)
