@@ -6,7 +6,7 @@ few_rows.py time  [NAME ...]        microseconds of a layer as a graph replays i
 few_rows.py keys  FILE [NAME ...]   the kernels that these need, for compile.py
 NAME: qwen35, v2lite (experts), delta (recurrent); all of them by default.
 
-EMULATOR=FOLDER: `check` without a GPU, by the emulator in FOLDER, with fewer experts and blocks.
+EMULATOR=FOLDER: `check` without a GPU, by the emulator in FOLDER, with smaller experts and fewer blocks.
 """
 import ctypes, json, os, sys
 
@@ -17,6 +17,8 @@ EXPERTS = {
     "qwen35": dict(H=2048, I=512, E=256, TOP=8, SHARED=512, GATED=1, STAGE_BYTES=16384, STAGES=12, FLYING=6, RENORM=1, NT=0),
     "v2lite": dict(H=2048, I=1408, E=64, TOP=6, SHARED=2816, GATED=0, STAGE_BYTES=22528, STAGES=8, FLYING=4, RENORM=0, NT=2),
 }
+# What the emulator computes in a minute.
+SMALL = {"qwen35": dict(I=64, E=16, SHARED=64, BLOCKS=3), "v2lite": dict(I=176, E=16, SHARED=2064, BLOCKS=5)}
 VARIANTS = {"qwen35": [{}, dict(FLYING=4), dict(FLYING=9), dict(COPIES=4)], "v2lite": [{}, dict(FLYING=3), dict(FLYING=6)]}
 DELTA = dict(KEY=128, VALUE=128, HEADS=32, SHARE=2, Q_AT=0, K_AT=2048, V_AT=4096, TAPS=4)
 CHANNELS, VALUES, WIDE = 8192, 4096, 2048
@@ -31,7 +33,7 @@ def key(source, entry=None, **defines):
 
 def layer_key(name, rows, **more):
     v = dict(EXPERTS[name], ROWS=rows, BLOCKS=SMS, COPIES=2, ACT=2, BIAS=0, BT=0, WEIGHT="PLAIN", **SOFTMAX)
-    v.update(more)
+    v.update(dict(SMALL[name] if EMULATED else {}, **more))
     return v, key("experts_layer", **v)
 
 
@@ -115,9 +117,7 @@ def row_errors(got, want):
 class ExpertWeights:
     def __init__(self, name, seed):
         torch.manual_seed(seed)
-        v = dict(EXPERTS[name])
-        v["E"] = 16 if EMULATED else v["E"]
-        self.v = v
+        v = self.v = layer_key(name, 1)[0]
         h, i, e, s = v["H"], v["I"], v["E"], v["SHARED"]
         self.up, self.down, self.router = half(e * 2 * i, h), half(e * h, i), half(e, h)
         self.shared_up, self.shared_down, self.gate = half(2 * s, h), half(h, s), half(1, h)
@@ -127,7 +127,6 @@ class ExpertWeights:
 class Experts:
     def __init__(self, weights, name, rows, live, **more):
         w, v = weights, weights.v
-        more = dict(more, E=v["E"], **(dict(BLOCKS=12) if EMULATED else {}))
         v, k = layer_key(name, rows, **more)
         self.w, self.v, self.rows, self.live = w, v, rows, live
         h, acts = v["H"], v["TOP"] * v["I"] + v["SHARED"]

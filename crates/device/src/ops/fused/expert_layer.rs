@@ -182,7 +182,7 @@ impl<'a> ExpertLayer<'a> {
         visit(norm.y.span, Access::Write);
         visit(route.y.span, Access::Write);
         visit(experts.y.span, Access::Write);
-        for shared in shared {
+        if let Some(shared) = shared {
             visit(shared.up.y.span, Access::Write);
             visit(shared.down.y.span, Access::Write);
             visit(shared.y().span, Access::Write);
