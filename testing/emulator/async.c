@@ -38,8 +38,13 @@ void emu_mbar_init(T* t, u32 site, u32 address, u32 count) {
 
 void emu_mbar_inval(T* t, u32 site, u32 address) { *at(of(t), site, address, NULL) = 0; }
 
+// Threads that wait for a barrier are behind those that arrived at it.
+static _Bool* waited_at(struct block* b, const u64* barrier) { return &b->waited[((const char*)barrier - b->shared) / 8 % 256]; }
+
 static u64 arrive(X* x, u32 site, u32 address, u32 count, u32 bytes, _Bool drop) {
-    u64 *p = at(x, site, address, NULL), before = *p;
+    struct block* owner;
+    u64 *p = at(x, site, address, &owner), before = *p;
+    *waited_at(owner, p) |= x->waited;
     struct mbar m = unpack(before);
     if (count > m.pending)
         emu_fail(x, site, "%u arrivals at the mbarrier at %d, which waits for %u more of %u", count, (s32)((address & 0xffffff) - SHARED_FROM),
@@ -72,15 +77,12 @@ void emu_describe_mbar(char* to, size_t room, const u64* barrier, u32 parity) {
     snprintf(to, room, " (phase %u to end: %u of %u arrivals and %d bytes to come)", parity, m.pending, m.expected, m.bytes);
 }
 
-_Bool emu_mbar_wait(T* t, u32 site, u32 address, u32 parity, _Bool only_test) {
-    X* x = of(t);
-    struct block* owner;
-    u64* p = at(x, site, address, &owner);
+static _Bool wait_for(X* x, u32 site, struct block* owner, u64* p, u32 parity, _Bool only_test) {
     if (emu_mbar_complete_phase(p, parity)) return 1;
     emu_deliver_bulk(owner, p);
     if (emu_mbar_complete_phase(p, parity)) return 1;
     if (only_test) {
-        emu_poll(t, site);
+        emu_poll(&x->t, site);
         return emu_mbar_complete_phase(p, parity);
     }
     x->barrier = p, x->parity = parity, x->give_up = 0;
@@ -88,6 +90,14 @@ _Bool emu_mbar_wait(T* t, u32 site, u32 address, u32 parity, _Bool only_test) {
     if (x->give_up) x->polled = emu_now->round;
     x->give_up = 0;
     return emu_mbar_complete_phase(p, parity);
+}
+
+_Bool emu_mbar_wait(T* t, u32 site, u32 address, u32 parity, _Bool only_test) {
+    struct block* owner;
+    u64* p = at(of(t), site, address, &owner);
+    const _Bool done = wait_for(of(t), site, owner, p, parity, only_test);
+    if (done) of(t)->waited |= *waited_at(owner, p);
+    return done;
 }
 
 // ---- cp.async ---------------------------------------------------------------------------------
@@ -112,12 +122,18 @@ static void check_source(X* x, u32 site, u64 from, u32 bytes) {
         emu_fail(x, site, "copy of %u bytes from %#llx, out of bounds", bytes, (unsigned long long)from);
 }
 
+// As above, and the bytes are read or written now.
+static void check_access(X* x, u32 site, u64 from, u32 bytes, _Bool writes) {
+    check_source(x, site, from, bytes);
+    emu_watch_access(x, site, from, bytes, writes);
+}
+
 void emu_cp_async(T* t, u32 site, u32 to, u64 from, u32 bytes, u32 live) {
     X* x = of(t);
     char* place = emu_shared_at(x, site, to, bytes, NULL);
     if (live > bytes) emu_fail(x, site, "copy of %u bytes of %u", live, bytes);
     if (from % bytes) emu_fail(x, site, "copy of %u bytes from %#llx, which is not aligned", bytes, (unsigned long long)from);
-    if (live) check_source(x, site, from, live);
+    if (live) check_access(x, site, from, live, 0);
     if (x->copy_count == x->copy_room) x->copies = realloc(x->copies, (x->copy_room = x->copy_room * 2 + 16) * sizeof *x->copies);
     x->copies[x->copy_count++] = (struct pending_copy){place, from, bytes, live, x->group};
     if (emu_poison) memset(place, 0xff, bytes);
@@ -153,8 +169,10 @@ static u32 swizzled(u32 address, u32 bytes) {
     }
 }
 
-// Copies a box between memory and shared memory. Elements outside of the tensor are zeros, or are not written.
-static void move_box(const struct tensor_map* m, const s32* from, char* shared, u32 to, _Bool inward) {
+// Copies a box between memory and shared memory. Elements outside of the tensor are zeros, or are not written. With `x`, nothing
+// is copied: the accesses are checked.
+enum way { IN, OUT, CHECK_IN, CHECK_OUT };
+static void move_box(const struct tensor_map* m, const s32* from, char* shared, u32 to, enum way way, X* x, u32 site) {
     u32 rows = 1, i[5] = {0};
     for (u32 d = 1; d < m->rank; d++) rows *= m->box[d];
     const u32 row_bytes = m->box[0] * m->bytes;
@@ -166,23 +184,26 @@ static void move_box(const struct tensor_map* m, const s32* from, char* shared, 
             inside = inside && c >= 0 && c < m->dims[d];
             address += c * m->strides[d - 1];
         }
-        for (u32 x = 0; x < row_bytes; x += 16) {
-            char* place = shared + swizzled(to + row * row_bytes + x, m->swizzle);
-            for (u32 b = 0; b < 16 && x + b < row_bytes; b += m->bytes) {
-                const s64 c = (s64)from[0] + (x + b) / m->bytes;
-                const _Bool in = inside && c >= 0 && c < m->dims[0];
-                char* element = (char*)(address + c * m->bytes);
-                if (inward && in) memcpy(place + b, element, m->bytes);
-                else if (inward) memset(place + b, 0, m->bytes);
-                else if (in) memcpy(element, place + b, m->bytes);
-            }
-        }
         for (u32 d = 1; d < m->rank && ++i[d] == m->box[d]; d++) i[d] = 0;
+        if (way >= CHECK_IN) {
+            const s64 left = from[0] < 0 ? 0 : from[0], end = (s64)from[0] + m->box[0], right = end < m->dims[0] ? end : m->dims[0];
+            if (inside && left < right) emu_watch_access(x, site, address + left * m->bytes, (right - left) * m->bytes, way == CHECK_OUT);
+            continue;
+        }
+        for (u32 b = 0; b < row_bytes; b += m->bytes) {
+            char* place = shared + swizzled(to + row * row_bytes + b, m->swizzle);
+            const s64 c = (s64)from[0] + b / m->bytes;
+            const _Bool in = inside && c >= 0 && c < m->dims[0];
+            char* element = (char*)(address + c * m->bytes);
+            if (way == IN && in) memcpy(place, element, m->bytes);
+            else if (way == IN) memset(place, 0, m->bytes);
+            else if (in) memcpy(element, place, m->bytes);
+        }
     }
 }
 
 static void deliver(const struct pending_bulk* b) {
-    if (b->map) move_box(b->map, b->at, b->shared, b->to, 1);
+    if (b->map) move_box(b->map, b->at, b->shared, b->to, IN, NULL, 0);
     else memcpy(b->shared + b->to, (const void*)b->from, b->bytes);
     add_bytes(b->barrier, -(s32)b->bytes);
 }
@@ -221,14 +242,14 @@ void emu_bulk(T* t, u32 site, u32 to, u64 from, u32 bytes, u32 barrier, u32 bloc
     X* x = of(t);
     if (bytes % 16 || from % 16 || to % 16) emu_fail(x, site, "bulk copy of %u bytes, or its addresses, are no multiples of 16", bytes);
     if (!bytes) return;
-    check_source(x, site, from, bytes);
+    check_access(x, site, from, bytes, 0);
     issue(x, site, to, barrier, blocks, (struct pending_bulk){.bytes = bytes, .from = from});
 }
 
 void emu_bulk_out(T* t, u32 site, u64 to, u32 from, u32 bytes) {
     X* x = of(t);
     if (bytes % 16 || to % 16 || from % 16) emu_fail(x, site, "bulk copy of %u bytes, or its addresses, are no multiples of 16", bytes);
-    check_source(x, site, to, bytes);
+    check_access(x, site, to, bytes, 1);
     memcpy((void*)to, emu_shared_at(x, site, from, bytes, NULL), bytes);
     emu_progress++;
 }
@@ -258,6 +279,7 @@ void emu_tensor(T* t, u32 site, u32 to, u64 map, u32 rank, const s32* from, u32 
     if (to % 128) emu_fail(x, site, "a tensor copy to %d, no multiple of 128", (s32)((to & 0xffffff) - SHARED_FROM));
     struct pending_bulk b = {.bytes = bytes, .map = m, .rank = rank};
     memcpy(b.at, from, rank * sizeof *from);
+    if (emu_watch) move_box(m, from, NULL, 0, CHECK_IN, x, site);
     issue(x, site, to, barrier, blocks, b);
 }
 
@@ -267,7 +289,8 @@ void emu_tensor_out(T* t, u32 site, u64 map, u32 rank, const s32* to, u32 from) 
     const struct tensor_map* m = map_at(x, site, map, rank, &bytes);
     check_tensor(x, site, m);
     char* place = emu_shared_at(x, site, from, bytes, NULL);
-    move_box(m, to, x->block->shared, place - x->block->shared, 0);
+    if (emu_watch) move_box(m, to, NULL, 0, CHECK_OUT, x, site);
+    move_box(m, to, x->block->shared, place - x->block->shared, OUT, NULL, 0);
     emu_progress++;
 }
 

@@ -19,6 +19,9 @@ typedef double f64;
 #define INLINE static inline __attribute__((always_inline, unused))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+// Set in the site of an access that writes.
+#define WRITES 0x80000000u
+
 // Where an instruction comes from: a line of a source, and the line it was inlined at (0: not inlined).
 struct emu_site {
     u16 file, line, from_file, from_line;
@@ -54,6 +57,9 @@ struct emu_kernel {
     u32 max_threads;
     const struct emu_site* sites;
     const char* const* files;
+    // What each access of global memory met last.
+    struct emu_range **cache, *none;
+    u32 caches;
 };
 struct emu_variable {
     const char* name;
@@ -116,6 +122,9 @@ void emu_bulk(T*, u32 site, u32 to, u64 from, u32 bytes, u32 barrier, u32 blocks
 void emu_bulk_out(T*, u32 site, u64 to, u32 from, u32 bytes);
 void emu_tensor(T*, u32 site, u32 to, u64 map, u32 rank, const s32* at, u32 barrier, u32 blocks);
 void emu_tensor_out(T*, u32 site, u64 map, u32 rank, const s32* at, u32 from);
+// griddepcontrol: the thread has waited for the launch before, or lets the next one start.
+void emu_grid_wait(T*);
+void emu_grid_trigger(T*);
 void emu_set_condition(T*, u64 handle, u32 value);
 
 // ---- memory -----------------------------------------------------------------------------------

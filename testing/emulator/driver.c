@@ -433,12 +433,12 @@ struct config {
 };
 struct kernel_launch {
     const struct emu_kernel* kernel;
-    u32 grid[3], threads[3], cluster[3], shared;
+    u32 grid[3], threads[3], cluster[3], shared, dependent;
     char params[4096] __attribute__((aligned(128)));
 };
 static int run_kernel(void* data) {
     const struct kernel_launch* l = data;
-    const int code = emu_launch(l->kernel, l->grid, l->threads, l->cluster, l->shared, l->params);
+    const int code = emu_launch(l->kernel, l->grid, l->threads, l->cluster, l->shared, l->params, l->dependent);
     if (code) fprintf(stderr, "emulator: %s\n", emu_message());
     return code;
 }
@@ -453,8 +453,8 @@ int cuLaunchKernelEx(const struct config* config, struct function* f, void** arg
     for (u32 i = 0; i < config->count; i++) {
         const struct attribute* a = &config->attributes[i];
         if (a->id == CLUSTER) memcpy(l.cluster, a->cluster, sizeof l.cluster);
-        // The launch before has ended.
-        else if (a->id != DEPENDENT) return NOT_SUPPORTED;
+        else if (a->id == DEPENDENT) l.dependent = a->flag;
+        else return NOT_SUPPORTED;
     }
     for (u32 i = 0; i < k->params; i++) memcpy(l.params + k->param_at[i], args[i], k->param_size[i]);
     return emu_enqueue(config->stream, run_kernel, &l, sizeof l);

@@ -160,18 +160,36 @@ static void held(struct block* b, u32 group, u32 kind, f32 (*a)[64]) {
     }
 }
 
+static f32 a[64][64], w[64][256], c[64][256];
+
+// Reads the operands that are in shared memory, and hashes them.
+static u64 read_operands(X* x, const struct product* p) {
+    const u32 kind = p->kind & 255, k = p->kind >> 8;
+    u64 hash = 0;
+    if (!p->held) operand(x, p->a_desc, kind, 64, k, p->a_transposed, a[0], 64, 0);
+    operand(x, p->b_desc, kind, p->columns, k, p->b_transposed, w[0], 256, 1);
+    for (u32 i = 0; i < k; i++)
+        for (u32 column = 0; column < p->columns; column++) hash = hash * 0x100000001b3ull ^ f2u(w[i][column]);
+    for (u32 row = 0; row < 64 && !p->held; row++)
+        for (u32 i = 0; i < k; i++) hash = hash * 0x100000001b3ull ^ f2u(a[row][i]);
+    return hash;
+}
+
 static void multiply_group(struct block* b, u32 group) {
     X* first = &b->thread[group * 128];
     const u32 kind = first->kind & 255, k = first->kind >> 8, n = first->columns;
-    static f32 a[64][64], w[64][256], c[64][256];
     for (u32 i = 1; i < 128; i++) {
         const X* x = first + i;
         if (x->site != first->site || x->a_desc != first->a_desc || x->b_desc != first->b_desc || x->add != first->add || x->kind != first->kind)
             emu_fail(&b->thread[group * 128 + i], x->site, "threads of a warp group give different operands to a matrix instruction");
     }
+    struct product p = {first->a_desc, first->b_desc, 0, first->kind, n, first->site, b->product_group[group],
+                        first->ma != NULL, first->a_transposed, first->b_transposed};
+    p.hash = read_operands(first, &p);
     if (first->ma) held(b, group, kind, a);
-    else operand(first, first->a_desc, kind, 64, k, first->a_transposed, a[0], 64, 0);
-    operand(first, first->b_desc, kind, n, k, first->b_transposed, w[0], 256, 1);
+    if (b->product_count[group] == b->product_room[group])
+        b->products[group] = realloc(b->products[group], (b->product_room[group] = b->product_room[group] * 2 + 16) * sizeof p);
+    b->products[group][b->product_count[group]++] = p;
     for (u32 i = 0; i < 128; i++) {
         const X* x = first + i;
         const u32 row = i / 32 * 16 + i % 32 / 4, column = 2 * (i % 4);
@@ -219,8 +237,27 @@ void emu_wgmma(T* t, u32 site, u32 kind, u32 columns, u32* d, const u32* a, u64 
     } else emu_wait(x, IN_GROUP, site);
 }
 
-// Products are complete when they are issued, so these only check that the group is together.
+// Products are complete when they are issued, but their operands must stay until the wait.
 void emu_wgmma_sync(T* t, u32 site, u32 what, u32 left) {
-    (void)what, (void)left;
-    emu_warp_sync(t, site, 0xffffffff);
+    X* x = of(t);
+    struct block* b = x->block;
+    const u32 group = t->warp / 4;
+    enum { FENCE, COMMIT, WAIT };
+    if (what == FENCE) {
+        emu_warp_sync(t, site, 0xffffffff);
+        return;
+    }
+    if (!last(x, site)) {
+        emu_wait(x, IN_GROUP, site);
+        return;
+    }
+    if (what == COMMIT) b->product_group[group]++;
+    u32 kept = 0;
+    for (u32 i = 0; i < b->product_count[group]; i++) {
+        const struct product p = b->products[group][i];
+        if (what == COMMIT || p.group + left >= b->product_group[group]) b->products[group][kept++] = p;
+        else if (read_operands(x, &p) != p.hash) emu_fail(x, p.site, "an operand of a matrix instruction changed before the wait for it");
+    }
+    b->product_count[group] = kept;
+    release(x);
 }

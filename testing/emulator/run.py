@@ -18,7 +18,8 @@ class Kernel(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("entry", ctypes.c_void_p), ("static_shared", ctypes.c_uint32), ("local", ctypes.c_uint32),
                 ("param_bytes", ctypes.c_uint32), ("params", ctypes.c_uint32), ("param_at", ctypes.POINTER(ctypes.c_uint32)),
                 ("param_size", ctypes.POINTER(ctypes.c_uint32))] + [("max_threads", ctypes.c_uint32), ("sites", ctypes.c_void_p),
-                                                                    ("files", ctypes.c_void_p)]
+                                                                    ("files", ctypes.c_void_p), ("cache", ctypes.c_void_p),
+                                                                    ("none", ctypes.c_void_p), ("caches", ctypes.c_uint32)]
 
 
 class Module(ctypes.Structure):
@@ -122,7 +123,7 @@ def packed(kernel, args, ranges):
     return bytes(block)
 
 
-def launch(key, grid, block, shared=0, args=(), cluster=(1, 1, 1), more=()):
+def launch(key, grid, block, shared=0, args=(), cluster=(1, 1, 1), more=(), dependent=False):
     """Runs one launch to its end. Arrays among the arguments are the memory that the kernel may use, to the byte, with those of
     `more`; a list of arrays is an array of addresses. Raises EmulatorError."""
     kernel, lib, ranges = load(key), runtime(), list(more)
@@ -137,7 +138,7 @@ def launch(key, grid, block, shared=0, args=(), cluster=(1, 1, 1), more=()):
             added.add(base.ctypes.data)
             lib.emu_range_add(base.ctypes.data, base.nbytes)
     try:
-        code = lib.emu_launch(ctypes.byref(kernel), three(grid), three(block), three(cluster), ctypes.c_uint32(shared), params)
+        code = lib.emu_launch(ctypes.byref(kernel), three(grid), three(block), three(cluster), ctypes.c_uint32(shared), params, int(dependent))
     finally:
         for base in added:
             lib.emu_range_remove(base)

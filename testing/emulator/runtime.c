@@ -66,6 +66,8 @@ void emu_range_remove(u64 base) {
 }
 
 char* emu_global_slow(T* t, u32 site, struct emu_range** cache, u64 address, u32 bytes) {
+    const _Bool writes = site & WRITES;
+    site &= ~WRITES;
     if (address & (bytes - 1)) emu_fail(of(t), site, "access of %u bytes at %#llx, which is not aligned", bytes, (unsigned long long)address);
     struct emu_range* r = emu_find(address);
     if (!r || address - r->base + bytes > r->bytes) {
@@ -83,7 +85,8 @@ char* emu_global_slow(T* t, u32 site, struct emu_range** cache, u64 address, u32
                      (unsigned long long)(next->base - address));
         emu_fail(of(t), site, "global access of %u bytes at %#llx, out of bounds%s", bytes, (unsigned long long)address, near);
     }
-    *cache = r;
+    if (emu_watch) emu_watch_access(of(t), site, address, bytes, writes);
+    else *cache = r;
     return (char*)address;
 }
 
@@ -111,7 +114,7 @@ char* emu_local_slow(T* t, u32 site, u64 address, u32 bytes) {
 
 char* emu_generic_slow(T* t, u32 site, struct emu_range** cache, u64 address, u32 bytes) {
     const u64 own = address - (u64)t->shared;
-    if (own >= t->shared_from && own < t->shared_to) return emu_shared_at(of(t), site, (u32)own, bytes, NULL);
+    if (own >= t->shared_from && own < t->shared_to) return emu_shared_at(of(t), site & ~WRITES, (u32)own, bytes, NULL);
     if (address - t->stack_from < t->stack_bytes) return (char*)address;
     return emu_global_slow(t, site, cache, address, bytes);
 }
@@ -133,6 +136,64 @@ u64 emu_clock(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
+
+// ---- dependent launches ------------------------------------------------------------------------
+
+// Lines of 16 bytes that launches wrote which may still run: since the last launch that waited for all before it, by threads
+// that had let the next launch start. Before its wait, a dependent launch may not touch them.
+struct written {
+    u64 line;
+    const char* kernel;
+};
+static struct written* table;
+static u64 table_room, table_used;
+u32 emu_watch;
+
+static struct written* entry(u64 line) {
+    u64 at = line * 0x9e3779b97f4a7c15ull >> 20;
+    while (table[at &= table_room - 1].line && table[at].line != line) at++;
+    return &table[at];
+}
+
+static void remember(u64 line, const char* kernel) {
+    if (table_used * 2 >= table_room) {
+        struct written* old = table;
+        const u64 room = table_room;
+        table_room = room ? room * 2 : 1 << 16;
+        table = calloc(table_room, sizeof *table);
+        for (u64 i = 0; i < room; i++)
+            if (old[i].line) *entry(old[i].line) = old[i];
+        free(old);
+    }
+    struct written* e = entry(line);
+    table_used += !e->line;
+    *e = (struct written){line, kernel};
+}
+
+void emu_watch_access(X* x, u32 site, u64 address, u64 bytes, _Bool writes) {
+    if (!emu_watch) return;
+    for (u64 line = address >> 4; line <= (address + bytes - 1) >> 4; line++) {
+        if (!x->waited && table_room) {
+            const struct written* e = entry(line);
+            if (e->line)
+                emu_fail(x, site, "%s %#llx before griddepcontrol.wait, while %s, which wrote it, may still run", writes ? "writes" : "reads",
+                         (unsigned long long)address, e->kernel);
+        }
+        if (writes && x->triggered) remember(line, emu_now->kernel->name);
+    }
+}
+
+static void emu_watch_launch(struct launch* l) {
+    emu_watch = emu_option("DACAPO_EMULATOR_DEPENDENT", 0);
+    if (!emu_watch) return;
+    for (u32 i = 0; i < l->kernel->caches; i++) l->kernel->cache[i] = l->kernel->none;
+    if (l->dependent) return;
+    free(table);
+    table = NULL, table_room = table_used = 0;
+}
+
+void emu_grid_wait(T* t) { of(t)->waited = 1; }
+void emu_grid_trigger(T* t) { of(t)->triggered = 1; }
 
 // ---- fibers -----------------------------------------------------------------------------------
 
@@ -241,7 +302,9 @@ static struct block* new_block(struct launch* l) {
 static void free_block(struct launch* l, struct block* b) {
     munmap(b->stacks, stride_of(l) * b->threads);
     for (u32 i = 0; i < b->threads; i++) free(b->thread[i].copies);
-    free(b->warp), free(b->thread), free(b->shared), free(b->bulk), free(b);
+    free(b->warp), free(b->thread), free(b->shared), free(b->bulk);
+    for (int i = 0; i < 8; i++) free(b->products[i]);
+    free(b);
 }
 
 static void start_thread(struct launch* l, struct block* b, u32 i, const u32* ctaid) {
@@ -250,7 +313,7 @@ static void start_thread(struct launch* l, struct block* b, u32 i, const u32* ct
     const u32 room = x->copy_room;
     memset(x, 0, sizeof *x);
     x->copies = copies, x->copy_room = room;
-    x->block = b;
+    x->block = b, x->waited = !l->dependent;
     T* t = &x->t;
     t->shared = b->shared, t->shared_from = SHARED_FROM, t->shared_to = SHARED_FROM + l->shared;
     t->params = l->params;
@@ -288,6 +351,8 @@ static _Bool start(struct launch* l) {
         memset(b->warp, 0, b->warps * sizeof *b->warp);
         memset(b->bars, 0, sizeof b->bars);
         memset(b->in_group, 0, sizeof b->in_group);
+        memset(b->product_count, 0, sizeof b->product_count);
+        memset(b->waited, 0, sizeof b->waited);
         memset(b->shared, emu_poison ? 0xff : 0, SHARED_FROM + l->shared);
         for (u32 i = 0; i < b->threads; i++) start_thread(l, b, i, ctaid);
         c->threads += b->threads;
@@ -431,8 +496,9 @@ static const char* refusal(const struct launch* l, u32 n, u32 dynamic) {
     return NULL;
 }
 
-int emu_launch(const struct emu_kernel* k, const u32* grid, const u32* threads, const u32* cluster, u32 shared, const void* params) {
-    struct launch l = {.kernel = k, .shared = k->static_shared + shared};
+int emu_launch(const struct emu_kernel* k, const u32* grid, const u32* threads, const u32* cluster, u32 shared, const void* params,
+               u32 dependent) {
+    struct launch l = {.kernel = k, .dependent = dependent, .shared = k->static_shared + shared};
     for (int d = 0; d < 3; d++) l.grid[d] = grid[d], l.threads[d] = threads[d], l.cluster[d] = cluster && cluster[d] ? cluster[d] : 1;
     const u32 n = threads[0] * threads[1] * threads[2];
     l.blocks = (u64)grid[0] * grid[1] * grid[2], l.per_cluster = l.cluster[0] * l.cluster[1] * l.cluster[2];
@@ -451,6 +517,7 @@ int emu_launch(const struct emu_kernel* k, const u32* grid, const u32* threads, 
     l.params = copy;
     emu_poison = emu_option("DACAPO_EMULATOR_POISON", 1);
     seed = emu_option("DACAPO_EMULATOR_SEED", 0);
+    emu_watch_launch(&l);
     const u64 from = emu_clock();
     emu_now = &l;
     message[0] = 0;

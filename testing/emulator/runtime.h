@@ -43,12 +43,21 @@ struct warp {
 };
 
 struct bar {
+    _Bool waited;
     u32 arrived, need, value_or, value_and, value_count, result[3];
 };
 
 struct cluster {
+    _Bool waited;
     u32 arrived, phase, blocks, threads, left;
     struct block** block;
+};
+
+// Operands of a warp group's matrix instruction in shared memory.
+struct product {
+    u64 a_desc, b_desc, hash;
+    u32 kind, columns, site, group;
+    _Bool held, a_transposed, b_transposed;
 };
 
 struct block {
@@ -64,6 +73,11 @@ struct block {
     char* stacks;
     // Threads of each warp group at a matrix instruction.
     u32 in_group[8];
+    // Matrix instructions of each warp group whose wait is to come.
+    struct product* products[8];
+    u32 product_count[8], product_room[8], product_group[8];
+    // mbarriers, by address, at which a thread arrived that had waited for the launch before.
+    _Bool waited[256];
 };
 
 struct thread {
@@ -88,7 +102,8 @@ struct thread {
     u32 cluster_phase;
     u64* barrier;
     u32 parity;
-    _Bool give_up;
+    // Has waited for the launch before, or is behind a thread that has; lets the next launch start.
+    _Bool give_up, waited, triggered;
     struct pending_copy* copies;
     u32 copy_count, copy_room, group;
 };
@@ -106,7 +121,7 @@ struct launch {
     X* current;
     void* scheduler;
     u32 round;
-    _Bool failed;
+    _Bool failed, dependent;
 };
 
 struct tensor_map {
@@ -140,6 +155,9 @@ _Bool emu_mbar_complete_phase(const u64* barrier, u32 parity);
 void emu_describe_mbar(char* to, size_t room, const u64* barrier, u32 parity);
 u32 emu_option(const char* name, u32 otherwise);
 extern u32 emu_poison;
+// Whether accesses before `griddepcontrol.wait` are checked, and the check.
+extern u32 emu_watch;
+void emu_watch_access(X* x, u32 site, u64 address, u64 bytes, _Bool writes);
 
 // ---- for drivers ------------------------------------------------------------------------------
 
@@ -147,7 +165,8 @@ void emu_range_add(u64 base, u64 bytes);
 void emu_range_remove(u64 base);
 const struct emu_module* emu_load(const char* path);
 // 0, or an error of which `emu_message` tells more.
-int emu_launch(const struct emu_kernel*, const u32* grid, const u32* threads, const u32* cluster, u32 shared, const void* params);
+int emu_launch(const struct emu_kernel*, const u32* grid, const u32* threads, const u32* cluster, u32 shared, const void* params,
+               u32 dependent);
 const char* emu_message(void);
 int emu_tensor_map(void* map, u32 kind, u32 rank, u64 address, const u64* dims, const u64* strides, const u32* box, const u32* steps, u32 swizzle);
 void emu_condition_handler(void (*)(u64, u32));

@@ -200,7 +200,10 @@ class Emitter:
     def nothing(self, parts, *operands):
         pass
 
-    op_griddepcontrol = op_fence = op_membar = op_setmaxnreg = op_prefetch = op_prefetchu = op_nanosleep_ = nothing
+    def op_griddepcontrol(self, parts):
+        self.emit("emu_grid_%s(t);" % ("wait" if parts[1] == "wait" else "trigger"))
+
+    op_fence = op_membar = op_setmaxnreg = op_prefetch = op_prefetchu = nothing
     op_discard = op_applypriority = nothing
 
     def op_nanosleep(self, parts, time):
@@ -237,7 +240,8 @@ class Emitter:
                 return p.split("::")[0]
         return "generic"
 
-    def pointer(self, space, operand, size):
+    def pointer(self, space, operand, size, writes=False):
+        site = "%d | WRITES" % self.site if writes else str(self.site)
         if space == "shared":
             return "emu_shared(t, %d, %s, %d)" % (self.site, self.address(operand, "u32"), size)
         if space == "param":
@@ -245,8 +249,8 @@ class Emitter:
         if space == "local":
             return "emu_local(t, %d, %s, %d)" % (self.site, self.address(operand), size)
         if space in ("global", "const"):
-            return "emu_global(t, %d, %s, %s, %d)" % (self.site, self.cache(), self.address(operand), size)
-        return "emu_generic(t, %d, %s, %s, %d)" % (self.site, self.cache(), self.address(operand), size)
+            return "emu_global(t, %s, %s, %s, %d)" % (site, self.cache(), self.address(operand), size)
+        return "emu_generic(t, %s, %s, %s, %d)" % (site, self.cache(), self.address(operand), size)
 
     def width(self, parts):
         return next((int(p[1]) for p in parts if p in ("v2", "v4", "v8")), 1)
@@ -273,7 +277,7 @@ class Emitter:
     def op_st(self, parts, address, a, policy=None):
         kind, registers = parts[-1], self.parts(a)
         size = SIZES[kind] * self.width(parts)
-        self.emit("{ char* q = %s;" % self.pointer(self.space(parts), address, size))
+        self.emit("{ char* q = %s;" % self.pointer(self.space(parts), address, size, True))
         for i, register in enumerate(registers):
             self.emit("WRITE(%s, q + %d, %s);" % (C_TYPES[kind], i * SIZES[kind], self.value(register, kind)))
         self.emit("emu_progress++; }")
@@ -303,7 +307,7 @@ class Emitter:
         op = next(p for p in parts[1:] if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
         registers, values = self.parts(d) if d else [], self.parts(b)
         scalar, size = C_TYPES[kind], SIZES[kind]
-        self.emit("{ char* q = %s;" % self.pointer(self.space(parts), address, size * len(values)))
+        self.emit("{ char* q = %s;" % self.pointer(self.space(parts), address, size * len(values), True))
         for i, v in enumerate(values):
             at = "q + %d" % (i * size)
             self.emit("const %s o%d = READ(%s, %s), v%d = %s;" % (scalar, i, scalar, at, i, self.value(v, kind)))
@@ -782,8 +786,9 @@ def translate(text):
         at = ", ".join(str(e.param_at[v.name]) for v in f.params) or "0"
         size = ", ".join(str(v.bytes) for v in f.params) or "0"
         out.append("static const u32 at_%s[] = {%s}, size_%s[] = {%s};" % (f.name, at, f.name, size))
-        kernels.append('{"%s", F%s, %d, %d, %d, %d, at_%s, size_%s, %d, SITES, FILES}' % (
-            f.name, f.name, e.static, e.local, e.param_bytes, len(f.params), f.name, f.name, f.max_threads))
+        kernels.append('{"%s", F%s, %d, %d, %d, %d, at_%s, size_%s, %d, SITES, FILES, %s}' % (
+            f.name, f.name, e.static, e.local, e.param_bytes, len(f.params), f.name, f.name, f.max_threads,
+            "C_%s, &none_%s, %d" % (f.name, f.name, e.caches) if e.caches else "0, 0, 0"))
     files = {n: i for i, n in enumerate(sorted({p[k] for p in sites for k in (0, 2)}))}
     names = Reader(text).files
     out.append("static const char* const FILES[] = {%s};" % ", ".join('"%s"' % names.get(n, "?") for n in files))

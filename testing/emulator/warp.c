@@ -84,8 +84,10 @@ static void together(struct warp* w, u32 members) {
         default: emu_matrix(w, first);
     }
     w->arrived &= ~members;
+    _Bool waited = 0;
+    for (u32 l = 0; l < 32; l++) waited |= members >> l & 1 && w->lanes[l]->waited;
     for (u32 l = 0; l < 32; l++)
-        if (members >> l & 1) w->lanes[l]->state = READY;
+        if (members >> l & 1) w->lanes[l]->state = READY, w->lanes[l]->waited = waited;
     emu_progress++;
 }
 
@@ -185,8 +187,9 @@ static _Bool try_bar(struct block* b, u32 id) {
     bar->result[0] = bar->value_count, bar->result[1] = bar->value_and, bar->result[2] = bar->value_or;
     for (u32 i = 0; i < b->threads; i++) {
         X* x = &b->thread[i];
-        if (x->state == AT_BAR && x->bar_id == id) x->state = READY;
+        if (x->state == AT_BAR && x->bar_id == id) x->state = READY, x->waited |= bar->waited;
     }
+    bar->waited = 0;
     bar->arrived = bar->need = bar->value_count = bar->value_or = 0;
     emu_progress++;
     return 1;
@@ -209,6 +212,7 @@ u32 emu_bar(T* t, u32 site, u32 id, u32 count, u32 mode, u32 value) {
     if (!bar->arrived) bar->value_and = 1;
     bar->need = count;
     bar->arrived++;
+    bar->waited |= x->waited;
     bar->value_count += value != 0, bar->value_or |= value != 0, bar->value_and &= value != 0;
     // The last one must look up its result itself, so it waits like the others until the barrier is through.
     x->bar_id = id, x->bar_mode = mode, x->site = site;
@@ -227,10 +231,12 @@ void emu_cluster_arrive(T* t, u32 site) {
     X* x = of(t);
     struct cluster* c = x->block->cluster;
     x->cluster_phase = c->phase;
+    c->waited |= x->waited;
     emu_progress++;
     if (++c->arrived >= c->left) c->arrived = 0, c->phase++;
 }
 void emu_cluster_wait(T* t, u32 site) {
     X* x = of(t);
     if (x->block->cluster->phase == x->cluster_phase) emu_wait(x, AT_CLUSTER, site);
+    x->waited |= x->block->cluster->waited;
 }
