@@ -22,6 +22,7 @@
 #else
 #define SCALES_OF_PAGES
 #endif
+#include "pairs.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
 
@@ -43,27 +44,6 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-DEVICE u32 rank_in_cluster() {
-    u32 r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Copies to the same place in both blocks of the cluster.
-DEVICE void copy_to_both(u32 to, const void* map, u32 x, u32 y, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;"
-        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((u16)3) : "memory");
-}
-DEVICE void arrive_at(u32 barrier, u32 block) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
-        ::"r"(barrier), "r"(block) : "memory");
-}
 // This cluster's tiles: every `stride`th tile from `at` on.
 struct Share {
     u32 pairs, at, stride;

@@ -13,9 +13,13 @@
 // loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64; with SPLIT > 1 there is one tile per cluster. PRODUCES:
 // EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 //
+// Many tokens, plain weights, SPLIT 1: tiles of tokens past the live ones are not computed, and blocks end in the same round (TURNS 1). With
+// TURNS 2 two blocks of a cluster take neighbouring tokens and the same weights, of which each copies half for both.
+//
 // With scales (WEIGHT: weights.cuh; WIDE a multiple of 64, K of 128 · SPLIT) a chunk is 128 columns, and its sums are
 // scaled and added to those before. x is bf16, and weights are widened in registers (COLUMNS up to 128); or (BYTES) x is
 // e4m3 as `quantize.cu` writes it, with scales [K / 128][s_stride], s_stride at least all tiles' tokens.
+#include "pairs.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
 
@@ -25,6 +29,10 @@
 #ifndef ADAPTERS
 #define ADAPTERS 0
 #endif
+#ifndef TURNS
+#define TURNS 0
+#endif
+#define PAIRED (TURNS == 2)
 // Weights are widened in registers.
 #define MIXED (WEIGHT != PLAIN && !BYTES)
 #define CHUNK (WEIGHT == PLAIN ? 64 : 128)
@@ -43,6 +51,7 @@
 #define PIECE_128 (PIECES_128 * PIECE)
 #define WEIGHT_BYTES (INT4 ? (WIDE / 16 * PIECE_128 + 1023) / 1024 * 1024 : WIDE * 128)
 #define TOKEN_BYTES (COLUMNS * 128)
+#define HALF_BYTES (WIDE / 2 * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + (MIXED ? 2 : 1) * TOKEN_BYTES)
 // Warps arrive one by one where they read a stage themselves.
 #define RELEASES (WEIGHT == PLAIN ? GROUPS : GROUPS * 4)
@@ -52,8 +61,15 @@
 #ifndef AHEAD
 #define AHEAD (GROUPS < 3 || COLUMNS <= 32)
 #endif
+#define TILES_N ((N + WIDE - 1) / WIDE)
+// Tiles of tokens, and all tiles; with TURNS those of the live tokens.
+#if TURNS
+#define TILES_T across
+#define TILES tiles
+#else
 #define TILES_T ((ROWS + COLUMNS - 1) / COLUMNS)
-#define TILES ((N + WIDE - 1) / WIDE * TILES_T)
+#define TILES (TILES_N * TILES_T)
+#endif
 // The last share may have fewer: columns past K are zeros.
 #define CHUNKS ((K / CHUNK + SPLIT - 1) / SPLIT)
 // A tile's sums are finished in pieces of 16 weight rows × 8 tokens; how many a warp has.
@@ -93,6 +109,19 @@ DEVICE Pairs pairs_at(const void* from, u64 row, u32 column) {
     if (column < N) p.low = *(const u32*)at;
     if (column + 8 < N) p.high = *(const u32*)(at + 8);
     return p;
+}
+
+// Copies a tile's weights to this block, or this block's half of them to both of a pair.
+DEVICE void copy_rows(u32 to, const Map* map, u32 column, u32 row, u32 barrier, u64 policy) {
+    const u32 half = blockIdx.x % 2;
+    if (PAIRED) copy_to_both(to + half * HALF_BYTES, map, column, row + half * (WIDE / 2), barrier);
+    else tensor_copy(to, map, column, row, barrier, policy);
+}
+
+// A warpgroup has read a stage: the blocks that copy to it may fill it again.
+DEVICE void release_stage(u32 barrier) {
+    if (PAIRED && threadIdx.x % 128 < 2) arrive_at(barrier, threadIdx.x % 128);
+    if (!PAIRED && threadIdx.x % 128 == 0) barrier_arrive(barrier);
 }
 
 DEVICE float activated(float v) { return __fdividef(v, 1.0f + __expf(-gate_exponent<EPILOGUE>(v))); }
@@ -227,7 +256,15 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     __shared__ float parts[PRODUCES ? GROUPS * 4 : 1][PRODUCES ? COLUMNS : 1];
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#if TURNS
+    // `live` is the prologue's, which ends before any other kernel starts. Pairs have an even number of tiles beside each other.
+    const u32 pair = PAIRED ? 2 : 1, share = 0;
+    const u32 across = max(((LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS) + pair * COLUMNS - 1) / (pair * COLUMNS), 1u) * pair;
+    const u32 tiles = TILES_N * across, rounds = (tiles + gridDim.x - 1) / gridDim.x;
+    const u32 stride = (tiles + pair * rounds - 1) / (pair * rounds) * pair, first = blockIdx.x < stride ? blockIdx.x : tiles;
+#else
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
+#endif
     if (threadIdx.x == GROUPS * 128) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&w_map) : "memory");
         asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
@@ -235,11 +272,14 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, RELEASES);
+            barrier_init(empty + 8 * s, RELEASES * (PAIRED ? 2 : 1));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+#if PAIRED
+    cluster_sync();
+#endif
 #if ADAPTERS
     __shared__ AdaptersInUse use;
     __shared__ __align__(1024) u8 second[2][PASSES > 1 ? COLUMNS * 128 : 16];
@@ -253,7 +293,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     if (warp >= GROUPS * 4) {
         if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
         if (threadIdx.x != GROUPS * 128) return;
-        const u64 pass = TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
+        const u64 pass = TURNS ? normal_policy() : TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
 #if ADAPTERS
         let_successor_start();
         wait_for_predecessor();
@@ -266,7 +306,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         for (u32 s = 0; s < STAGES && tile < TILES; s++) {
 #if WEIGHT == PLAIN
             barrier_expect(full + 8 * s, STAGE_BYTES);
-            tensor_copy(base + s * STAGE_BYTES, &w_map, (share * CHUNKS + chunk) * 64, tile / TILES_T * WIDE, full + 8 * s, pass);
+            copy_rows(base + s * STAGE_BYTES, &w_map, (share * CHUNKS + chunk) * 64, tile / TILES_T * WIDE, full + 8 * s, pass);
 #else
             barrier_expect(full + 8 * s, bytes);
             copy_weights(base + s * STAGE_BYTES, share * CHUNKS + chunk, tile / TILES_T * WIDE, full + 8 * s, pass, &w_map);
@@ -285,7 +325,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     barrier_wait(empty + 8 * stage, phase);
 #if WEIGHT == PLAIN
                     barrier_expect(barrier, STAGE_BYTES);
-                    tensor_copy(at, &w_map, column, tile / TILES_T * WIDE, barrier, pass);
+                    copy_rows(at, &w_map, column, tile / TILES_T * WIDE, barrier, pass);
                 }
                 tensor_copy(at + WEIGHT_BYTES, &x_map, column, tile % TILES_T * COLUMNS, barrier, keep);
 #else
@@ -522,12 +562,12 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 product_commit();
                 // The previous MMA is done: its stage can be filled again.
                 product_wait<1>();
-                if (chunk > from && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
+                if (chunk > from) release_stage(empty + 8 * previous);
                 previous = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
             product_wait<0>();
-            if (from < to && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
+            if (from < to) release_stage(empty + 8 * previous);
 #if ADAPTERS
             ring.stage = stage, ring.phase = phase;
             if (range == 0) multiply_by_a(ring, adapters, use, used);
@@ -609,5 +649,10 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         __syncwarp();
         if (SPLIT > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
+#if PAIRED
+    // A block must not exit while the other one still writes or arrives here.
+    __syncwarp();
+    cluster_sync();
+#endif
 #endif
 }

@@ -31,6 +31,11 @@ DEVICE u64 pass_policy() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
+DEVICE u64 normal_policy() {
+    u64 p;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
 DEVICE void tensor_copy(u32 to, const void* map, u32 x, u32 y, u32 barrier, u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

@@ -45,6 +45,7 @@ pub(super) mod scaled;
 mod split;
 mod tiles;
 mod turn;
+mod turns;
 pub(crate) mod variant;
 mod vnni;
 mod wgmma;

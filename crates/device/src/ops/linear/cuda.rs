@@ -3,7 +3,8 @@
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup MMA with the weights as the tall operand, and tiles as wide
 //!   as there are rows. One that adds a residual also prepares its result for the norm of the next linear, so that the
-//!   norm needs no launch. Up to 256 rows if its tiles fill the GPU;
+//!   norm needs no launch. Up to 256 rows if its tiles fill the GPU, and for gate·mul with more rows where its rounds are
+//!   fuller than those of `tiles` (`turns.rs`);
 //! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
 //!   the next norm are in the kernel, and nothing is computed past the live rows;
 //! - `gemm`, the rest: cuBLASLt, with norm and gate·mul as separate launches;
@@ -33,7 +34,7 @@ pub(super) enum Plan {
     Stream {
         stages: u32,
     },
-    /// `bytes`: x is e4m3, too.
+    /// `bytes`: x is e4m3, too. `turns`: what it is in [`WgmmaShape`], or 0.
     Wgmma {
         wide: u32,
         columns: u32,
@@ -41,6 +42,7 @@ pub(super) enum Plan {
         split: u32,
         shared: u32,
         bytes: bool,
+        turns: u32,
     },
     Tiles,
     Gemm,
@@ -56,12 +58,13 @@ pub(super) const NARROW: u32 = 48;
 impl Plan {
     /// Whether it has the requested tiles.
     fn has(self, asked: &WgmmaShape) -> bool {
-        let Plan::Wgmma { wide, columns, split, bytes, .. } = self else { return false };
+        let Plan::Wgmma { wide, columns, split, bytes, turns, .. } = self else { return false };
         let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
         same(asked.wide, wide)
             && same(asked.columns, columns)
             && same(asked.split, split)
             && same(asked.bytes, u32::from(bytes))
+            && same(asked.turns, turns)
     }
 
     /// The kernel's name.
@@ -248,6 +251,9 @@ impl LinearChain {
             }
             if rows <= 128 {
                 return self.wgmma_plan(target, &WgmmaShape::default());
+            }
+            if let Some(shape) = self.turns(target) {
+                return self.wgmma_plan(target, &shape);
             }
         }
         if hopper && self.suits_tiles(target, !self.suits_gemm()) {

@@ -74,11 +74,13 @@ impl LinearChain {
         let shared = stages * stage + 1024;
         // If all of K fits the ring, two resident blocks are harmless.
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
-        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false }
+        let many = split == 1 && rows > columns && self.handoff.is_nothing();
+        let turns = asked.turns.filter(|turns| many && (1..=2).contains(turns)).unwrap_or(0);
+        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false, turns }
     }
 
     pub(super) fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split, shared, bytes } = plan else {
+        let Plan::Wgmma { wide, columns, stages, split, shared, bytes, turns } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
         let quantised = bytes.then(|| self.quantised_input(target, false)).transpose()?;
@@ -95,6 +97,10 @@ impl LinearChain {
             whole && matches!(residual.dtype, DType::F16 | DType::BF16)
         });
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
+        let blocks = match turns {
+            2 => tiles.next_multiple_of(2).min(target.sms / 2 * 2),
+            _ => (tiles * split).min(target.sms / split * split),
+        };
         // Warpgroups of 64 weight rows, and a warp that copies; that is a whole warpgroup if it gives up registers.
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
         let with_scales = scaled::is_scaled(self.w.dtype);
@@ -108,7 +114,7 @@ impl LinearChain {
         };
         let w_map = match with_scales {
             true => self.scaled_map(&x, wide, columns),
-            false => tiled(&self.w, wide),
+            false => tiled(&self.w, if turns == 2 { wide / 2 } else { wide }),
         };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
@@ -116,9 +122,9 @@ impl LinearChain {
             .define("TYPE", code(x.dtype, "linear")?)
             .defines(&self.types(residual, epilogue)?)
             .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
-            .grid((tiles * split).min(target.sms / split * split), 1, 1)
+            .grid(blocks, 1, 1)
             .after(self.after())
-            .cluster(split)
+            .cluster(if turns == 2 { 2 } else { split })
             .threads(threads)
             .shared(shared)
             .arg(x_map)
@@ -127,6 +133,7 @@ impl LinearChain {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
+        let kernel = if turns > 0 { kernel.define("TURNS", turns) } else { kernel };
         let kernel = input
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])

@@ -1,0 +1,80 @@
+//! Linears of a few hundred to two thousand rows on Hopper: tiles of `kernels/linear_wgmma.cu` that are as wide as the
+//! tokens divided by a whole number, so that all rounds are full.
+//!
+//! `tiles` has tiles of 256 tokens × 256 weight rows for 66 pairs of blocks, so 640 tokens of a matrix of 24,576 rows take
+//! 5 rounds of which the last is a third full. As 4 × 160 tokens × 192 rows they are 512 tiles: 4 rounds of 128 blocks, a
+//! quarter less.
+
+use crate::cuda::launch::Target;
+use crate::op::{Epilogue, LinearChain};
+use crate::variant::WgmmaShape;
+
+/// Most rows for which these tiles are considered; 0 leaves all of them to `tiles` and the library.
+const MOST: u32 = 2047;
+
+/// What a multiprocessor multiplies and reads in a microsecond: 690 TFLOP/s and 9 TB/s of 132.
+const FLOPS: f64 = 5.2e6;
+const BYTES: f64 = 68e3;
+
+/// Microseconds of a tile beside its products: the epilogue, and the ring that fills.
+const EACH: f64 = 1.5;
+
+impl LinearChain {
+    /// The tiles for this many rows, if they take less time than those of `tiles`.
+    pub(super) fn turns(&self, target: &Target) -> Option<WgmmaShape> {
+        let rows = self.x.rows;
+        let gates = matches!(self.epilogue, Epilogue::GateMul(_)) && self.bias.is_none();
+        if !gates || rows <= 256 || rows > MOST {
+            return None;
+        }
+        let (best, shape) = self.cheapest(target)?;
+        // Beyond that, linears before and after go by tiles that prepare norms for each other, which saves passes.
+        let worth = if rows > 1024 { 0.95 } else { 1.0 };
+        (best <= worth * self.by_tiles(target)).then_some(shape)
+    }
+
+    /// The cheapest tiles whose rounds are nearly full, and their microseconds.
+    fn cheapest(&self, target: &Target) -> Option<(f64, WgmmaShape)> {
+        let (rows, n) = (self.x.rows, self.w.rows);
+        let shapes = [192, 128].into_iter().flat_map(|wide| {
+            (rows.div_ceil(256)..=rows.div_ceil(64)).map(move |across| (wide, across))
+        });
+        let priced = shapes.filter_map(|(wide, across)| {
+            let columns = rows.div_ceil(across);
+            let columns = columns.next_multiple_of(if columns > 128 { 16 } else { 8 });
+            let across = rows.div_ceil(columns);
+            // Two blocks of a pair have tiles beside each other.
+            let pairs = across.is_multiple_of(2);
+            let blocks = if pairs { target.sms / 2 * 2 } else { target.sms };
+            let tiles = n.div_ceil(wide) * across;
+            let rounds = tiles.div_ceil(blocks);
+            if tiles * 10 < rounds * blocks * 9 {
+                return None;
+            }
+            let weights = if pairs { wide / 2 } else { wide };
+            let shape = WgmmaShape {
+                wide: Some(wide),
+                columns: Some(columns),
+                split: Some(1),
+                turns: Some(if pairs { 2 } else { 1 }),
+                ..WgmmaShape::default()
+            };
+            Some((self.price(rounds, (wide, columns), weights), shape))
+        });
+        priced.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Microseconds of so many rounds of tiles of weight rows × tokens, of which a block copies `weights` rows itself.
+    fn price(&self, rounds: u32, (wide, columns): (u32, u32), weights: u32) -> f64 {
+        let k = f64::from(self.x.cols) * 2.0;
+        let multiplies = f64::from(wide) * f64::from(columns) * k / FLOPS;
+        let reads = f64::from(weights + columns) * k / BYTES;
+        f64::from(rounds) * (multiplies.max(reads) + EACH)
+    }
+
+    /// Microseconds by `tiles`.
+    fn by_tiles(&self, target: &Target) -> f64 {
+        let tiles = self.x.rows.div_ceil(256) * self.w.rows.div_ceil(256);
+        self.price(tiles.div_ceil(target.sms / 2), (256, 128), 128)
+    }
+}
