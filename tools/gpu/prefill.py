@@ -5,7 +5,7 @@ prefill.py STEP.json [VARIANT...]       VARIANT: KV=128,STAGES=2,TURNS=1; `mma` 
 
 Pages, outputs and everything past a row's end are NaN before each check; pad tokens must not change.
 """
-import copy, random, sys
+import copy, math, random, sys
 import torch
 from step import Step, rel, timed
 
@@ -20,6 +20,12 @@ def rows_of(name, rows, tokens, room):
         return [(tokens // 2, 0)] + [(1, min(4000, room - 1))] * (rows - 1)
     if name == "decode":
         return [(1, min(4000, room - 1) - 37 * r) for r in range(rows)]
+    if name == "ragged":
+        # A chunk of a prompt beside contexts as people have them: a mean of about 680, few of several thousand.
+        fixed = random.Random(7)
+        prompt = lambda: min(max(fixed.lognormvariate(math.log(512) - 0.32, 0.8), 4), 3000)
+        answer = lambda: fixed.random() * min(fixed.lognormvariate(math.log(230) + 0.18, 0.6), 1500)
+        return [(1, min(int(prompt() + answer()), room - 1)) for _ in range(rows - 1)] + [(min(193, tokens - rows), 300)]
     if name == "offsets":
         return [(1 + r % 5, r * 3) for r in range(rows)]
     if name == "chunk":
@@ -45,6 +51,11 @@ class Bench:
         page = 2 * sh["kv_heads"] * 16 * sh["head_dim"]
         pages = self.rows * limits["pages_per_seat"] + 1
         self.kv = step.memory["kv"].view(torch.bfloat16)[:pages * page].view(pages, 2, sh["kv_heads"], 16, sh["head_dim"])
+
+    def defines(self):
+        """Those of all kernels of the node."""
+        launches = [low["launch"]["kernel"]["defines"] for low in self.s.data["nodes"][self.index]["lowered"]]
+        return {name: value for defines in launches for name, value in defines}
 
     def set(self, rows, steep=False):
         s = self.s
@@ -73,6 +84,10 @@ class Bench:
         s.state("q_start")[0, :self.rows + 1] = starts.cuda()
         s.state("kv_len")[0, :len(rows)] = torch.tensor([q + c for q, c in rows], dtype=torch.int32)
         s.state("row_seat")[0, :len(rows)] = seats.int()
+        # As the prologue has it: equal shares of all pages, for as many pieces as there are rows.
+        split, pages = self.defines().get("COUNT_SPLIT"), sum((q + c + 15) // 16 for q, c in rows)
+        if split is not None:
+            s.state("counts")[0, int(split)] = 16 * max(-(-pages // max(self.rows, 8)), 1)
         self.qkv.normal_()
         self.seats, self.spec, self.start = seats, rows, start
 
@@ -151,11 +166,11 @@ def main():
             line = "%-24s %-26s" % (os.path.basename(f), text or kernel["entry"])
             try:
                 bench = Bench(Step(path, memory))
-                for name in os.environ.get("CASES", "offsets,random,random2,steep,decode,chunk,mixed,16x512,1x8192").split(","):
+                for name in os.environ.get("CASES", "offsets,random,random2,steep,decode,ragged,chunk,mixed,16x512,1x8192").split(","):
                     bench.set(rows_of(name, bench.rows, bench.tokens, bench.room), name == "steep")
                     error = bench.check()
                     line += " %s %s" % (name, "BAD %.1e" % error if not error < 6e-3 else "%.1e" % error)
-                    if name in ("decode", "chunk", "mixed", "16x512", "1x8192"):
+                    if name in ("decode", "ragged", "chunk", "mixed", "16x512", "1x8192"):
                         ms = bench.time()
                         line += " %.0f us %.0f TF" % (ms * 1000, bench.flops() / ms * 1e-9)
                 print(line, flush=True)

@@ -167,4 +167,5 @@ def main():
                            for o, t in zip(variants, times[1:])), "error %.1e" % e, line, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

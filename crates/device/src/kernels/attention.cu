@@ -8,7 +8,7 @@
 // plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows: grid (HKV, most pieces of a
 // row, rows). Blocks without a piece return immediately. With ROPE the block prepares q itself, and the block whose
 // piece holds a new token prepares, writes and uses its k and v; all older pages are fetched before the wait, since no
-// running kernel can write them. With ONES (SPLIT 0) rows may have any number of tokens, and only rows with one token
+// running kernel can write them. With ONES (SPLIT 0 or 1) rows may have any number of tokens, and only rows with one token
 // are computed: the decode rows of a step that also feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS
 // tokens of a row, found on the device from q_start.
 //
@@ -139,19 +139,21 @@ struct Item {
 };
 // The row and piece of an item, by a sum over the rows before it; every warp computes it. All loads are in flight at
 // once.
-DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, const u32* counts) {
+DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, const u32* counts, const u32* q_start) {
     const u32 lane = threadIdx.x % 32;
     u32 lengths[ROWS32], seats[ROWS32], before = 0;
+    bool fed[ROWS32];
 #pragma unroll
     for (int i = 0; i < ROWS32; i++) {
         const u32 r = min(i * 32 + lane, rows - 1);
         lengths[i] = __ldcg(kv_len + r), seats[i] = __ldcg(row_seat + r);
+        fed[i] = !ONES || __ldcg(q_start + r + 1) - __ldcg(q_start + r) == 1;
     }
     const u32 share = share_of(counts);
     Item found = {rows, 0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < ROWS32; i++) {
-        const u32 own = i * 32 + lane < rows ? splits_of(lengths[i], share, FULL) : 0;
+        const u32 own = i * 32 + lane < rows && fed[i] ? splits_of(lengths[i], share, FULL) : 0;
         u32 sum = own;
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {
@@ -229,16 +231,19 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     } else if (!ROPE && !ONES) {
         wait_for_predecessor();
     }
-    if (ONES) {
+    if (ONES && !SPLIT) {
         first_token = q_start[r];
         if (q_start[r + 1] - first_token != 1) return wait_for_predecessor();
     }
     Row row;
     // With ROPE this is before the wait: read from L2, where the prologue wrote them.
     if (SINGLE && SPLIT == 1) {
-        const Item item = find(cut, rows, kv_len, row_seat, counts);
-        if (item.row >= rows) return;
-        r = item.row, first_token = r * Q_TOKENS, split = item.split, splits = item.splits;
+        const Item item = find(cut, rows, kv_len, row_seat, counts, q_start);
+        if (item.row >= rows) {
+            if (ONES) wait_for_predecessor();
+            return;
+        }
+        r = item.row, first_token = ONES ? q_start[r] : r * Q_TOKENS, split = item.split, splits = item.splits;
         row.length = item.length;
         row.pages = page_table + (u64)item.seat * pages_per_seat;
     } else {

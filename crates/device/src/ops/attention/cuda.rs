@@ -27,12 +27,13 @@ const SHORT: u32 = 1024;
 
 impl AttentionChain {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
-        let (split, y, z) = self.pieces(target);
+        let ones = self.takes_ones(target).then(|| self.of_ones());
+        let (split, y, z) = ones.as_ref().unwrap_or(self).pieces(target);
         if !self.tensor_cores(target) || split == 0 || !self.attention.causal {
             return 0;
         }
         let parts = u64::from(y * z) * u64::from(self.attention.kv.heads);
-        SEMAPHORE_BYTES + parts * u64::from(self.part_bytes())
+        SEMAPHORE_BYTES + parts * u64::from(ones.as_ref().unwrap_or(self).part_bytes())
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -58,10 +59,8 @@ impl AttentionChain {
                     vec![self.wgmma(target, true)?]
                 }
                 _ if !self.attention.causal => vec![self.varlen(target)?],
-                (false, 64 | 128)
-                    if self.warpgroups(target) && self.attention.rows >= MANY_ROWS =>
-                {
-                    vec![self.wgmma(target, false)?, self.ones(target)?]
+                (false, 64 | 128) if self.takes_ones(target) => {
+                    vec![self.wgmma(target, false)?, self.of_ones().fast(target, true)?]
                 }
                 (false, 64 | 128) if self.warpgroups(target) => vec![self.wgmma(target, true)?],
                 (false, _) => vec![self.varlen(target)?],
@@ -394,17 +393,23 @@ impl AttentionChain {
         (tokens, stages, shared)
     }
 
+    /// Whether rows of one token, among rows of any length, are a launch of their own.
+    fn takes_ones(&self, target: &Target) -> bool {
+        let dims = matches!(self.attention.kv.head_dim, 64 | 128);
+        let several = !self.decodes() && !self.fixed() && self.attention.causal;
+        several && dims && self.warpgroups(target) && self.attention.rows >= MANY_ROWS
+    }
+
     /// The rows of one token, among rows of any length.
-    fn ones(&self, target: &Target) -> Result<Lowered> {
-        let (single, even, scratch, pick) = (true, None, None, Pick::Best);
-        let attention = Attention { single, even, scratch, pick, ..self.attention.clone() };
-        AttentionChain { attention, ..self.clone() }.fast(target, true)
+    fn of_ones(&self) -> AttentionChain {
+        let (single, even, pick) = (true, None, Pick::Best);
+        let attention = Attention { single, even, pick, ..self.attention.clone() };
+        AttentionChain { attention, ..self.clone() }
     }
 
     fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.attention.kv, &self.attention.state);
-        // Rows of one token among many others are not split: there are enough blocks.
-        let (split, y, z) = if ones { (0, self.attention.rows, 1) } else { self.pieces(target) };
+        let (split, y, z) = self.pieces(target);
         let scratch = self.attention.scratch.filter(|_| split > 0);
         let cluster = if split == 0 { 1 } else { self.cluster(target) };
         let (tokens, stages, shared) = self.shape(target);

@@ -78,3 +78,55 @@ impl LinearChain {
         self.price(tiles.div_ceil(target.sms / 2), (256, 128), 128)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Activation;
+    use crate::{DType, OpenArena, Region, Tensor};
+
+    fn h200() -> Target {
+        Target {
+            capability: (9, 0),
+            sms: 132,
+            shared_per_block: 227 << 10,
+            shared_per_sm: 228 << 10,
+            l2: 50 << 20,
+            tuned: Default::default(),
+        }
+    }
+
+    /// What the rule takes for gate·mul of so many rows: weight rows, tokens, turns.
+    fn chosen(rows: u32, (n, k): (u32, u32)) -> Option<(u32, u32, u32)> {
+        let mut arena = OpenArena::new();
+        let mut tensor = |name: &str, rows: u32, cols: u32| {
+            let bytes = DType::BF16.bytes(rows as usize * cols as usize) as u64;
+            Tensor::dense(arena.alloc(Region::State, name, bytes), DType::BF16, rows, cols)
+        };
+        let (x, w, y) = (tensor("x", rows, k), tensor("w", n, k), tensor("y", rows, n / 2));
+        let epilogue = Epilogue::GateMul(Activation::Silu);
+        let linear = LinearChain { epilogue, ..LinearChain::new(x, w, y) };
+        let shape = linear.turns(&h200())?;
+        Some((shape.wide?, shape.columns?, shape.turns?))
+    }
+
+    #[test]
+    fn tiles_divide_the_tokens_of_a_bucket() {
+        let of_8b = |rows| chosen(rows, (24_576, 4096));
+        assert_eq!(of_8b(256), None);
+        assert_eq!(of_8b(320), Some((192, 160, 2)));
+        assert_eq!(of_8b(384), Some((192, 192, 2)));
+        assert_eq!(of_8b(512), Some((192, 256, 2)));
+        assert_eq!(of_8b(640), Some((192, 160, 2)));
+        assert_eq!(of_8b(832), Some((192, 208, 2)));
+        assert_eq!(of_8b(1024), Some((192, 256, 2)));
+        assert_eq!(of_8b(1344), Some((192, 224, 2)));
+        assert_eq!(of_8b(2048), None);
+    }
+
+    #[test]
+    fn rounds_are_never_mostly_empty() {
+        // 2,048 weight rows are 11 tiles: no number of tokens' tiles up to 320 fills 132 multiprocessors.
+        assert_eq!(chosen(320, (2048, 1024)), None);
+    }
+}
