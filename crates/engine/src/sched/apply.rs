@@ -24,8 +24,10 @@ impl Scheduler {
         let Flight { number, steps, fed, mut rows } =
             self.flights.pop_front().expect("looked at above");
         self.strikes = 0;
-        if let (Some(took), (tokens @ 1.., decoding)) = (result.took, fed) {
-            self.balance.measured(decoding, tokens, took);
+        match (result.took, fed) {
+            (Some(took), (tokens @ 1.., decoding)) => self.balance.measured(decoding, tokens, took),
+            (Some(took), (0, _)) => self.balance.decoded(rows.len() as u32, took),
+            (None, _) => {}
         }
         self.out.reserve(rows.len());
         if result.more_follow {

@@ -275,11 +275,10 @@ impl Scheduler {
         let most = self.prompt_tokens(decoding);
         let EngineStats { prompt_tokens, cached_tokens, tokens, .. } = self.stats;
         self.balance.count(prompt_tokens.saturating_sub(cached_tokens), tokens);
-        let left = |key: &Key| {
-            let sequence = &self.sequences[*key];
-            sequence.goal() - sequence.seated().map_or(0, |at| at.fed)
-        };
-        let waiting = self.prompts.iter().map(left).fold(0, u32::saturating_add);
+        if self.prompts.is_empty() {
+            return (most, Share::None);
+        }
+        let waiting = self.prompts.iter().map(|&key| self.left(key)).fold(0, u32::saturating_add);
         self.balance.tokens(decoding, waiting, most)
     }
 

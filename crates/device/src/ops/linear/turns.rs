@@ -3,7 +3,7 @@
 //!
 //! `tiles` has tiles of 256 tokens × 256 weight rows for 66 pairs of blocks, so 640 tokens of a matrix of 24,576 rows take
 //! 5 rounds of which the last is a third full. As 4 × 160 tokens × 192 rows they are 512 tiles: 4 rounds of 128 blocks, a
-//! quarter less.
+//! quarter less. And 832 tokens are four of 208, not of 256.
 
 use crate::cuda::launch::Target;
 use crate::op::{Epilogue, LinearChain};
@@ -23,13 +23,16 @@ impl LinearChain {
     /// The tiles for this many rows, if they take less time than those of `tiles`.
     pub(super) fn turns(&self, target: &Target) -> Option<WgmmaShape> {
         let rows = self.x.rows;
-        let gates = matches!(self.epilogue, Epilogue::GateMul(_)) && self.bias.is_none();
-        if !gates || rows <= 256 || rows > MOST {
+        let gates = matches!(self.epilogue, Epilogue::GateMul(_));
+        // What adds to a residual goes to the library, unless `tiles` would have it.
+        let adds = matches!(self.epilogue, Epilogue::Residual(_)) && self.handoff.is_nothing();
+        let mine = gates || adds && self.suits_tiles(target, false);
+        if !mine || self.bias.is_some() || rows <= 256 || rows > MOST {
             return None;
         }
         let (best, shape) = self.cheapest(target)?;
         // Beyond that, linears before and after go by tiles that prepare norms for each other, which saves passes.
-        let worth = if rows > 1024 { 0.95 } else { 1.0 };
+        let worth = if rows > 1024 || adds { 0.95 } else { 1.0 };
         (best <= worth * self.by_tiles(target)).then_some(shape)
     }
 
@@ -96,15 +99,19 @@ mod tests {
         }
     }
 
-    /// What the rule takes for gate·mul of so many rows: weight rows, tokens, turns.
-    fn chosen(rows: u32, (n, k): (u32, u32)) -> Option<(u32, u32, u32)> {
+    /// What the rule takes for so many rows: weight rows, tokens, turns.
+    fn chosen(rows: u32, (n, k): (u32, u32), gates: bool) -> Option<(u32, u32, u32)> {
         let mut arena = OpenArena::new();
         let mut tensor = |name: &str, rows: u32, cols: u32| {
             let bytes = DType::BF16.bytes(rows as usize * cols as usize) as u64;
             Tensor::dense(arena.alloc(Region::State, name, bytes), DType::BF16, rows, cols)
         };
-        let (x, w, y) = (tensor("x", rows, k), tensor("w", n, k), tensor("y", rows, n / 2));
-        let epilogue = Epilogue::GateMul(Activation::Silu);
+        let (x, w) = (tensor("x", rows, k), tensor("w", n, k));
+        let y = tensor("y", rows, if gates { n / 2 } else { n });
+        let epilogue = match gates {
+            true => Epilogue::GateMul(Activation::Silu),
+            false => Epilogue::Residual(y),
+        };
         let linear = LinearChain { epilogue, ..LinearChain::new(x, w, y) };
         let shape = linear.turns(&h200())?;
         Some((shape.wide?, shape.columns?, shape.turns?))
@@ -112,7 +119,7 @@ mod tests {
 
     #[test]
     fn tiles_divide_the_tokens_of_a_bucket() {
-        let of_8b = |rows| chosen(rows, (24_576, 4096));
+        let of_8b = |rows| chosen(rows, (24_576, 4096), true);
         assert_eq!(of_8b(256), None);
         assert_eq!(of_8b(320), Some((192, 160, 2)));
         assert_eq!(of_8b(384), Some((192, 192, 2)));
@@ -122,11 +129,14 @@ mod tests {
         assert_eq!(of_8b(1024), Some((192, 256, 2)));
         assert_eq!(of_8b(1344), Some((192, 224, 2)));
         assert_eq!(of_8b(2048), None);
+        let down = |rows| chosen(rows, (4096, 12_288), false);
+        assert_eq!([640, 1024, 1344].map(down), [None; 3], "the library's");
+        assert_eq!(down(832), Some((128, 208, 2)));
     }
 
     #[test]
     fn rounds_are_never_mostly_empty() {
         // 2,048 weight rows are 11 tiles: no number of tokens' tiles up to 320 fills 132 multiprocessors.
-        assert_eq!(chosen(320, (2048, 1024)), None);
+        assert_eq!(chosen(320, (2048, 1024), true), None);
     }
 }
