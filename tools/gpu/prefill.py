@@ -84,10 +84,10 @@ class Bench:
         s.state("q_start")[0, :self.rows + 1] = starts.cuda()
         s.state("kv_len")[0, :len(rows)] = torch.tensor([q + c for q, c in rows], dtype=torch.int32)
         s.state("row_seat")[0, :len(rows)] = seats.int()
-        # As the prologue has it: equal shares of all pages, for as many pieces as there are rows.
+        # As the prologue has it from 17 to 64 rows: equal shares of all pages, three for four rows.
         split, pages = self.defines().get("COUNT_SPLIT"), sum((q + c + 15) // 16 for q, c in rows)
         if split is not None:
-            s.state("counts")[0, int(split)] = 16 * max(-(-pages // max(self.rows, 8)), 1)
+            s.state("counts")[0, int(split)] = 16 * max(-(-pages // max(self.rows * 3 // 4, 8)), 1)
         self.qkv.normal_()
         self.seats, self.spec, self.start = seats, rows, start
 

@@ -91,13 +91,13 @@ def tensor_map(t, rows):
 class Tiles:
     def __init__(self, kernels, x, w, y, residual, epilogue, options, live):
         k, n, rows = x.shape[1], w.shape[0], x.shape[0]
-        defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, RT=2, YT=2, LIVE=1, EPILOGUE=epilogue, PRODUCES=0, CONSUMES=0)
+        defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, BT=0, RT=2, YT=2, BIAS=0, LIVE=1, EPILOGUE=epilogue, PRODUCES=0, CONSUMES=0)
         defines.update(options)
         self.shared = int(defines["STAGES"]) * 49152 + 1024
         self.function = kernels.get({"source": "linear_tiles", "entry": "linear_tiles", "defines": [[a, str(b)] for a, b in defines.items()]}, self.shared)
         self.live = torch.tensor([live], dtype=torch.int32, device="cuda")
         nothing, zero = U64(0), ctypes.c_uint32(0)
-        self.args = [tensor_map(x, 128), tensor_map(w, 128), U64(residual.data_ptr()), U64(y.data_ptr()), U64(self.live.data_ptr()), nothing, nothing, nothing,
+        self.args = [tensor_map(x, 128), tensor_map(w, 128), nothing, U64(residual.data_ptr()), U64(y.data_ptr()), U64(self.live.data_ptr()), nothing, nothing, nothing,
                      ctypes.c_uint32(rows), ctypes.c_uint32(residual.stride(0)), ctypes.c_uint32(y.stride(0)), ctypes.c_float(0),
                      nothing, nothing, nothing, nothing, nothing, nothing, zero, zero, ctypes.c_float(0), ctypes.c_float(0)]
         tiles = (rows + 255) // 256 * ((n + 255) // 256)

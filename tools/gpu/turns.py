@@ -50,7 +50,7 @@ def key(rows, n, k, epilogue, shape):
 
 
 def tiles_key(n, k, epilogue):
-    defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, RT=2, YT=2, LIVE=1, EPILOGUE=epilogue, PRODUCES=0, CONSUMES=0)
+    defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, BT=0, RT=2, YT=2, BIAS=0, LIVE=1, EPILOGUE=epilogue, PRODUCES=0, CONSUMES=0)
     return {"source": "linear_tiles", "entry": "linear_tiles", "defines": [[a, str(b)] for a, b in defines.items()]}
 
 

@@ -13,6 +13,7 @@ mod linear;
 mod lora;
 mod planted;
 mod quant;
+mod ragged;
 mod recurrent;
 mod rows;
 mod sample;

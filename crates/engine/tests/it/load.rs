@@ -222,13 +222,15 @@ fn serve(clients: u32, requests: u64, target_gap: Option<Micros>, steps: Steps) 
 #[test]
 fn gaps_are_bounded_at_no_cost() {
     let tables = [("2026-11-16", MIXED), ("2026-11-18", NEWER), ("predicted", TURNS)];
-    let tables = tables.into_iter().flat_map(|(name, mixed)| [0, 900].map(|more| (name, mixed, more)));
+    let tables =
+        tables.into_iter().flat_map(|(name, mixed)| [0, 900].map(|more| (name, mixed, more)));
     for (name, mixed, more) in tables {
         for (clients, requests, gap) in [(64, 512, 20_000), (256, 1024, 38_000)] {
             let steps = Steps { mixed, more };
             let full = serve(clients, requests, None, steps);
             let thin = serve(clients, requests, Some(gap), steps);
-            let what = format!("{clients} clients, steps of {name} and {more} µs: {full:?} {thin:?}");
+            let what =
+                format!("{clients} clients, steps of {name} and {more} µs: {full:?} {thin:?}");
             println!("{what}");
             assert!(thin.gap <= gap, "{what}");
             assert!(thin.gap < full.gap, "{what}");

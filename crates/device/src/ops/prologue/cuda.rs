@@ -103,13 +103,13 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
 /// Into how many blocks attention divides the pages of one of eight KV heads. Up to four rows: as many as are
 /// resident at once, two per multiprocessor, so that one block runs while the other ends. Up to 16 rows: one per
 /// multiprocessor, with half as many pieces to merge. More rows fill the GPU by themselves: rows of one length are then
-/// not split, but one half as long again as the mean is, or the step would wait for its blocks when all others are done.
+/// not split, but one twice as long as the mean is, or the step would wait for its blocks when all others are done.
 pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
     let resident = 2 * target.sms / 8;
     match rows {
         0..=4 => resident,
         5..=16 => resident / 2,
-        17..=64 => (resident / 4).max(rows),
+        17..=64 => (resident / 4).max(rows * 3 / 4),
         _ => resident / 4,
     }
     .max(1)
