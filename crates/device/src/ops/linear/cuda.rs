@@ -154,7 +154,8 @@ impl LinearChain {
                 let few = self.y.rows * self.y.cols <= 128 << 10;
                 few && wide != NARROW && columns >= next.x.rows
             }
-            (Ok(Plan::Tiles), Ok(Plan::Tiles)) => true,
+            // Full rounds save more than the norm's launch takes.
+            (Ok(Plan::Tiles), Ok(Plan::Tiles)) => next.turns(target).is_none(),
             _ => false,
         };
         let ready = self.handoff == NormHandoff::Nothing && next.handoff == NormHandoff::Nothing;

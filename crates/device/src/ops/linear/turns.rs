@@ -25,9 +25,10 @@ impl LinearChain {
         let rows = self.x.rows;
         let gates = matches!(self.epilogue, Epilogue::GateMul(_));
         // What adds to a residual goes to the library, unless `tiles` would have it.
-        let adds = matches!(self.epilogue, Epilogue::Residual(_)) && self.handoff.is_nothing();
-        let mine = gates || adds && self.suits_tiles(target, false);
-        if !mine || self.bias.is_some() || rows <= 256 || rows > MOST {
+        let adds =
+            matches!(self.epilogue, Epilogue::Residual(_)) && self.suits_tiles(target, false);
+        let plain = self.handoff.is_nothing() && self.bias.is_none();
+        if !plain || !(gates || adds) || rows <= 256 || rows > MOST {
             return None;
         }
         let (best, shape) = self.cheapest(target)?;
