@@ -39,7 +39,7 @@ class Plan:
             self.shared = max(self.shared, 233472 // 2 - 1024 - static)
         defines = dict(TYPES, K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=split, EPILOGUE=epilogue)
         if slots:
-            defines.update(ADAPTERS=slots, RANK=rank, PARTS=parts, TURNS=turns, SLICES=slices, PARAM_WORDS=WORDS, PARAM_ADAPTER=AT)
+            defines.update(ADAPTERS=slots, RANK=rank, PARTS=parts, ALTERNATE=turns, SLICES=slices, PARAM_WORDS=WORDS, PARAM_ADAPTER=AT)
             if before:
                 defines.update(BEFORE_B=before)
         self.key = dict(source="linear_wgmma", entry="linear_wgmma", defines=[[a, str(b)] for a, b in sorted(defines.items())])

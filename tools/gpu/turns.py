@@ -1,4 +1,4 @@
-"""Tiles of `linear_wgmma` for a few hundred to two thousand tokens (TURNS): checks them against PyTorch in fp32, and times them
+"""Tiles of `linear_wgmma` for a few hundred to two thousand tokens (EVEN): checks them against PyTorch in fp32, and times them
 beside cuBLASLt and `linear_tiles`. Qwen3-8B's four linears, bf16, random data.
 
 turns.py compile                   fills the folder of kernels, on all cores (no GPU needed)
@@ -6,7 +6,7 @@ turns.py check [TOKENS,...]        every tile, all and some of the tokens live; 
 turns.py time  [TOKENS,...]        microseconds of each, in turns under load; then the lines of a table of variants
                                    where one is 2 % faster than what runs today
 
-A tile is written W×C/T: W weight rows, C tokens, T as TURNS: 1 blocks alone, 2 pairs that share weights.
+A tile is written W×C/T: W weight rows, C tokens, T as EVEN: 1 blocks alone, 2 pairs that share weights.
 """
 import ctypes, json, os, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -45,7 +45,7 @@ def key(rows, n, k, epilogue, shape):
     wide, columns, turns = shape
     stages = min((SHARED - 2048 - 4 * columns) // ((wide + columns) * 128), 20)
     defines = dict(K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=1, TYPE=2, BT=0, RT=2 if epilogue == 1 else 0, YT=2,
-                   BIAS=0, EPILOGUE=epilogue, LIVE=1, PAIRS=int(epilogue == 1), TURNS=turns, PRODUCES=0, CONSUMES=0)
+                   BIAS=0, EPILOGUE=epilogue, LIVE=1, PAIRS=int(epilogue == 1), EVEN=turns, PRODUCES=0, CONSUMES=0)
     return {"source": "linear_wgmma", "entry": "linear_wgmma", "defines": [[a, str(b)] for a, b in defines.items()]}
 
 

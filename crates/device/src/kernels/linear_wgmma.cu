@@ -13,8 +13,8 @@
 // loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64; with SPLIT > 1 there is one tile per cluster. PRODUCES:
 // EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 //
-// Many tokens, plain weights, SPLIT 1: tiles of tokens past the live ones are not computed, and blocks end in the same round (TURNS 1). With
-// TURNS 2 two blocks of a cluster take neighbouring tokens and the same weights, of which each copies half for both.
+// Many tokens, plain weights, SPLIT 1: tiles of tokens past the live ones are not computed, and blocks end in the same round (EVEN 1). With
+// EVEN 2 two blocks of a cluster take neighbouring tokens and the same weights, of which each copies half for both.
 //
 // With scales (WEIGHT: weights.cuh; WIDE a multiple of 64, K of 128 · SPLIT) a chunk is 128 columns, and its sums are
 // scaled and added to those before. x is bf16, and weights are widened in registers (COLUMNS up to 128); or (BYTES) x is
@@ -29,10 +29,10 @@
 #ifndef ADAPTERS
 #define ADAPTERS 0
 #endif
-#ifndef TURNS
-#define TURNS 0
+#ifndef EVEN
+#define EVEN 0
 #endif
-#define PAIRED (TURNS == 2)
+#define PAIRED (EVEN == 2)
 // Weights are widened in registers.
 #define MIXED (WEIGHT != PLAIN && !BYTES)
 #define CHUNK (WEIGHT == PLAIN ? 64 : 128)
@@ -62,8 +62,8 @@
 #define AHEAD (GROUPS < 3 || COLUMNS <= 32)
 #endif
 #define TILES_N ((N + WIDE - 1) / WIDE)
-// Tiles of tokens, and all tiles; with TURNS those of the live tokens.
-#if TURNS
+// Tiles of tokens, and all tiles; with EVEN those of the live tokens.
+#if EVEN
 #define TILES_T across
 #define TILES tiles
 #else
@@ -256,7 +256,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     __shared__ float parts[PRODUCES ? GROUPS * 4 : 1][PRODUCES ? COLUMNS : 1];
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#if TURNS
+#if EVEN
     // `live` is the prologue's, which ends before any other kernel starts. Pairs have an even number of tiles beside each other.
     const u32 pair = PAIRED ? 2 : 1, share = 0;
     const u32 across = max(((LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS) + pair * COLUMNS - 1) / (pair * COLUMNS), 1u) * pair;
@@ -293,7 +293,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     if (warp >= GROUPS * 4) {
         if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
         if (threadIdx.x != GROUPS * 128) return;
-        const u64 pass = TURNS ? normal_policy() : TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
+        const u64 pass = EVEN ? normal_policy() : TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
 #if ADAPTERS
         let_successor_start();
         wait_for_predecessor();

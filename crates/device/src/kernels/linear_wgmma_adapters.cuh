@@ -6,7 +6,7 @@
 // blocks have stored their sums, B comes through the ring, 64 columns (adapter, rank) at a time. The tokens' sums are the
 // other operand of these products: zero where an adapter is not the token's. Only adapters that some token has are read.
 //
-// ADAPTERS: slots. RANK: 16, 32 or 64. PARTS: of the weight, up to 3. TURNS: rows of parts alternate, else parts follow
+// ADAPTERS: slots. RANK: 16, 32 or 64. PARTS: of the weight, up to 3. ALTERNATE: rows of parts alternate, else parts follow
 // each other. SLICES: slices of K. One tile of tokens, COLUMNS up to 64; a tile of weights has rows of two parts at most. All blocks are resident.
 #pragma once
 #include "adapter_of.cuh"
@@ -65,7 +65,7 @@ struct AdaptersInUse {
 };
 
 // The part that a row of the weight belongs to.
-DEVICE u32 part_of(const Adapters& a, u32 row) { return TURNS ? row % PARTS : (PARTS > 1 && row >= a.end0) + (PARTS > 2 && row >= a.end1); }
+DEVICE u32 part_of(const Adapters& a, u32 row) { return ALTERNATE ? row % PARTS : (PARTS > 1 && row >= a.end0) + (PARTS > 2 && row >= a.end1); }
 
 // Finds the adapters of all tokens; returns how many there are. All threads of the block. Before the wait: the tables are
 // the prologue's.
@@ -251,7 +251,7 @@ DEVICE void multiply_by_a(Ring& ring, const Adapters& a, const AdaptersInUse& us
 DEVICE void multiply_by_b(Ring& ring, const Adapters& a, AdaptersInUse& use, u32 used, u32 rows, u8 (*second)[PASSES > 1 ? COLUMNS * 128 : 16],
                           float (&c)[COLUMNS / 2]) {
     asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
-    const u32 part = part_of(a, rows), parts = (TURNS ? 1 : part_of(a, min(rows + WIDE, (u32)N) - 1)) - part + 1;
+    const u32 part = part_of(a, rows), parts = (ALTERNATE ? 1 : part_of(a, min(rows + WIDE, (u32)N) - 1)) - part + 1;
     add_slices(a, use, part, parts);
     asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
     // A lane has two rows.

@@ -133,7 +133,7 @@ impl LinearChain {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
-        let kernel = if turns > 0 { kernel.define("TURNS", turns) } else { kernel };
+        let kernel = if turns > 0 { kernel.define("EVEN", turns) } else { kernel };
         let kernel = input
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
