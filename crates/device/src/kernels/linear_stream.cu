@@ -9,12 +9,23 @@
 // K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS,
 // EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), AFTER (prelude.cuh). K is a multiple of 64. WEIGHT: weights.cuh; e4m3 needs x in
 // bf16, N and K multiples of 128; int4 K of 256, N of 16, GROUP. There x becomes f16, because widening to f16 takes the fewest
-// instructions; sums of a chunk are scaled before they are added up.
+// instructions; sums of a chunk are scaled before they are added up. LEAN: fewer instructions for each weight and each
+// element of x. SPLIT blocks of a cluster share K, so that a warp's part of a long x fits its registers (HELD); without norm and gate.
 #include "weights.cuh"
 #include "wgmma.cuh"
 
 #define CHUNK (FP8 ? 128 : INT4 ? 256 : 64)
-#define CHUNKS (K / CHUNK)
+#ifndef LEAN
+#define LEAN 0
+#endif
+#ifndef SPLIT
+#define SPLIT 1
+#endif
+#define CHUNKS (K / CHUNK / SPLIT)
+// Blocks with the same share of K, and the first chunk of a block's share.
+#define BLOCK (blockIdx.x / SPLIT)
+#define BLOCKS (gridDim.x / SPLIT)
+#define FIRST_CHUNK (blockIdx.x % SPLIT * CHUNKS)
 // A chunk of 16 rows; behind e4m3 weights the scales of even and of odd rows.
 #define STAGE_BYTES (INT4 ? CHUNK / GROUP * PIECE : 2048 + (WEIGHT == FP8_BLOCK ? 16 : 0))
 #define X_PITCH (K * 2 + 64)
@@ -37,6 +48,9 @@
 #define OWN_EACH ((OWN_PIECES + 31) / 32)
 #define LATE_NORM (NORM && HELD)
 #include "stream.cuh"
+#if SPLIT > 1
+static_assert(WEIGHT != PLAIN && HELD && !NORM && !GATED && K % (CHUNK * SPLIT) == 0, "blocks that share K");
+#endif
 // Warps that prepare one row of x, and 8-element vectors per thread of these warps.
 #define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : ROWS <= 8 ? 8 : 16)
 #define WARPS_PER_ROW (WARPS / GROUPS)
@@ -85,13 +99,27 @@ DEVICE uint4 exchanged(uint4 w) {
     exchange(v);
     return make_uint4(v[0], v[1], v[2], v[3]);
 }
-DEVICE u32 half_of(u32 v) { return pack_half(low_half<BF16>(v), high_half<BF16>(v)); }
+// A pair divided by HALF_FACTOR, if that takes no part in the conversion to f16.
+DEVICE u32 divided(u32 v) {
+    if (LEAN) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(v), "r"(0x3c803c80u));
+    return v;
+}
+DEVICE uint4 divided(uint4 v) { return make_uint4(divided(v.x), divided(v.y), divided(v.z), divided(v.w)); }
+// Two numbers that `divided` gave as f16.
+DEVICE u32 pack_divided(float lo, float hi) {
+    if (!LEAN) return pack_half(lo, hi);
+    u32 r;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+DEVICE u32 half_of(u32 v) { return pack_divided(low_half<BF16>(v), high_half<BF16>(v)); }
 DEVICE uint4 halves(uint4 v) { return make_uint4(half_of(v.x), half_of(v.y), half_of(v.z), half_of(v.w)); }
 // Pairs of first and of second elements of two words, which bytes 0, 1 and 2, 3 of e4m3 weights go with.
-DEVICE u32 firsts(u32 a, u32 b) { return pack_half(low_half<BF16>(a), low_half<BF16>(b)); }
-DEVICE u32 seconds(u32 a, u32 b) { return pack_half(high_half<BF16>(a), high_half<BF16>(b)); }
+DEVICE u32 firsts(u32 a, u32 b) { return pack_divided(low_half<BF16>(a), low_half<BF16>(b)); }
+DEVICE u32 seconds(u32 a, u32 b) { return pack_divided(high_half<BF16>(a), high_half<BF16>(b)); }
 // Two words of x, as bf16, as f16 for the weights.
 DEVICE void prepare(uint4& a, uint4& b) {
+    a = divided(a), b = divided(b);
     if (INT4) {
         a = halves(exchanged(a)), b = halves(exchanged(b));
         return;
@@ -102,6 +130,7 @@ DEVICE void prepare(uint4& a, uint4& b) {
 }
 // Eight columns of x to shared memory, where word i of lane j is at 64·i + 16·j of a chunk.
 DEVICE void place(u8* row, u32 i, uint4 v) {
+    v = divided(v);
     if (FP8) {
         // Lanes in pairs have the two words that belong together.
         u32 own[4] = {v.x, v.y, v.z, v.w}, out[4];
@@ -194,7 +223,16 @@ template <typename Word> DEVICE void multiply(float (&sums)[SETS][4], u32 stage,
     }
 }
 
+#if LEAN && INT4
+#include "linear_stream_int4.cuh"
+#endif
+
 template <int T_> DEVICE u32 times(u32 a, u32 b) {
+    if (LEAN && T_ == BF16) {
+        u32 r;
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+        return r;
+    }
     return pack2<T_>(low_half<T_>(a) * low_half<T_>(b), high_half<T_>(a) * high_half<T_>(b));
 }
 
@@ -202,6 +240,10 @@ template <int T_> DEVICE float square(u32 v) {
     const float a = low_half<T_>(v), b = high_half<T_>(v);
     return a * a + b * b;
 }
+
+#if SPLIT > 1
+#include "linear_stream_split.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, (HELD && PER_WARP > 2) || (WEIGHT != PLAIN && WARPS > 8) ? 1 : WEIGHT != PLAIN ? 2 : 1024 / (WARPS * 32))
 linear_stream(const void* x, const u16* w, const void* bias, const void* norm, const void* residual, void* y,
@@ -214,14 +256,14 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
 
     // The chunks this warp will read: (tile, chunk) in order.
-    u32 next_tile = blockIdx.x, next_chunk = warp;
+    u32 next_tile = BLOCK, next_chunk = warp;
     if (warp >= CHUNKS) next_tile = TILES;
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         if (next_tile < TILES) {
-            fetch(ring + s * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane, SCALES);
+            fetch(ring + s * STAGE_BYTES, w, next_tile, FIRST_CHUNK + next_chunk, w_stride, lane, SCALES);
             next_chunk += WARPS;
-            if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
+            if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += BLOCKS;
         }
         commit_copies();
     }
@@ -267,7 +309,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
                 const u32 piece = lane + e * 32, chunk = warp + piece / (CHUNK / 8) * WARPS;
                 if (piece >= OWN_PIECES) continue;
                 uint4 v = make_uint4(0, 0, 0, 0);
-                if (chunk < CHUNKS) v = *(const uint4*)((const u16*)x + (u64)r * x_stride + chunk * CHUNK + piece % (CHUNK / 8) * 8);
+                if (chunk < CHUNKS) v = *(const uint4*)((const u16*)x + (u64)r * x_stride + (FIRST_CHUNK + chunk) * CHUNK + piece % (CHUNK / 8) * 8);
                 if (NORM) {
                     const uint4 n = weights[SPREAD ? e : 0];
                     sum += square<TYPE>(v.x) + square<TYPE>(v.y) + square<TYPE>(v.z) + square<TYPE>(v.w);
@@ -294,7 +336,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             for (int i = 0; i < WORDS * PER_WARP; i++) {
                 const u32 chunk = warp + i / WORDS * WARPS, token = set * 8 + g;
                 uint4 v = make_uint4(0, 0, 0, 0);
-                if (token < ROWS && chunk < CHUNKS) v = word_of((const u16*)x + (u64)token * x_stride, chunk, i % WORDS, j);
+                if (token < ROWS && chunk < CHUNKS) v = word_of((const u16*)x + (u64)token * x_stride, FIRST_CHUNK + chunk, i % WORDS, j);
                 if (NORM) {
                     const uint4 n = held[HELD ? i : 0];
                     sum += square<TYPE>(v.x) + square<TYPE>(v.y) + square<TYPE>(v.z) + square<TYPE>(v.w);
@@ -381,9 +423,25 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     // `out_row` of tile `own`, which is number `item` of the batch.
     const u32 item = threadIdx.x / (OUT * ROWS), rest = threadIdx.x - item * (OUT * ROWS);
     const u32 out = rest % OUT, out_row = rest / OUT;
-    u32 own = blockIdx.x + item * gridDim.x;
+    u32 own = BLOCK + item * BLOCKS;
     float before = 0.0f;
-    for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
+#if SPLIT > 1
+    u32 which = 0;
+#endif
+#if LEAN && INT4
+    float x_sums[SETS][PER_WARP][CHUNK_GROUPS][2];
+#pragma unroll
+    for (int set = 0; KEEPS_X_SUMS && set < SETS; set++)
+#pragma unroll
+        for (int at = 0; at < PER_WARP * CHUNK_GROUPS; at++) {
+            float c[4] = {};
+#pragma unroll
+            for (int i = 0; i < GROUP / 32; i++) add_x(c, held[HELD ? set * WORDS * PER_WARP + at * (GROUP / 32) + i : 0]);
+            const float2 sum = of_zeros(c);
+            x_sums[set][at / CHUNK_GROUPS][at % CHUNK_GROUPS][0] = sum.x, x_sums[set][at / CHUNK_GROUPS][at % CHUNK_GROUPS][1] = sum.y;
+        }
+#endif
+    for (u32 tile = BLOCK; tile < TILES; tile += BLOCKS) {
         if (EPILOGUE == 1 && count == 0 && item < BATCH && own < TILES && own * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
         float sums[SETS][4] = {};
@@ -394,11 +452,17 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             wait_copies<STAGES - 1>();
             __syncwarp();
             const u8* at = mine + stage * STAGE_BYTES + g * 128;
-            if (WEIGHT != PLAIN)
-                multiply(sums, ring + stage * STAGE_BYTES, lane, [&](int set, int i) {
-                    if (HELD) return held[HELD ? (set * PER_WARP + turn) * WORDS + i : 0];
-                    return *(const uint4*)(x_mine + chunk * (CHUNK * 2) + i * 64);
-                });
+            auto word = [&](int set, int i) {
+                if (HELD) return held[HELD ? (set * PER_WARP + turn) * WORDS + i : 0];
+                return *(const uint4*)(x_mine + chunk * (CHUNK * 2) + i * 64);
+            };
+#if LEAN && INT4
+            multiply_lean(sums, ring + stage * STAGE_BYTES, lane, word, [&](int set, int group) {
+                return make_float2(x_sums[set][turn][group][0], x_sums[set][turn][group][1]);
+            });
+#else
+            if (WEIGHT != PLAIN) multiply(sums, ring + stage * STAGE_BYTES, lane, word);
+#endif
 #pragma unroll
             for (int h = 0; WEIGHT == PLAIN && h < 2; h++) {
                 const u32 piece = ((h * 4 + j) ^ (g & 1) << 2) << 4;
@@ -411,27 +475,40 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             }
             __syncwarp();
             if (next_tile < TILES) {
-                fetch(ring + stage * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane, SCALES);
+                fetch(ring + stage * STAGE_BYTES, w, next_tile, FIRST_CHUNK + next_chunk, w_stride, lane, SCALES);
                 next_chunk += WARPS;
-                if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
+                if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += BLOCKS;
             }
             commit_copies();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         // [buffer][tile of the batch][warp][row of x][column]
         float* to = partial + ((buffer + count) * WARPS + warp) * (16 * ROWS);
+#if LEAN && INT4
+#pragma unroll
+        for (int set = 0; set < SETS; set++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[set][e] *= e < 2 ? LOW_UNIT : HIGH_UNIT;
+#endif
 #pragma unroll
         for (int set = 0; set < SETS; set++) {
             const u32 token = set * 8 + 2 * j;
             if (token < ROWS) to[token * 16 + g] = sums[set][0], to[token * 16 + g + 8] = sums[set][2];
             if (token + 1 < ROWS) to[(token + 1) * 16 + g] = sums[set][1], to[(token + 1) * 16 + g + 8] = sums[set][3];
         }
-        if (++count < BATCH && tile + gridDim.x < TILES) continue;
+        if (++count < BATCH && tile + BLOCKS < TILES) continue;
         __syncthreads();
+#if SPLIT > 1
+        finish_together(partial + (buffer + item) * WARPS * (16 * ROWS), which, item, item < count, own, out, out_row, before, bias, y, y_stride, SCALES);
+        which ^= 1;
+#else
         if (item < count)
             finish(partial + (buffer + item) * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps, SCALES);
-        own += BATCH * gridDim.x;
+#endif
+        own += BATCH * BLOCKS;
         count = 0;
         if (ROUNDS > BATCH) buffer ^= BATCH;
     }
+    // Until the other block has read its sums.
+    if (SPLIT > 1) asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -18,7 +18,9 @@
 //
 // With scales (WEIGHT: weights.cuh; WIDE a multiple of 64, K of 128 · SPLIT) a chunk is 128 columns, and its sums are
 // scaled and added to those before. x is bf16, and weights are widened in registers (COLUMNS up to 128); or (BYTES) x is
-// e4m3 as `quantize.cu` writes it, with scales [K / 128][s_stride], s_stride at least all tiles' tokens.
+// e4m3 as `quantize.cu` writes it, with scales [K / 128][s_stride], s_stride at least all tiles' tokens. TURNS: as many sets of
+// warpgroups take turns with the chunks of a tile, so that one converts and scales while another multiplies. LEAN (int4): a chunk is
+// widened in halves while MMAs run, and its pieces are one tensor copy.
 #include "pairs.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
@@ -36,14 +38,22 @@
 // Weights are widened in registers.
 #define MIXED (WEIGHT != PLAIN && !BYTES)
 #define CHUNK (WEIGHT == PLAIN ? 64 : 128)
+#ifndef TURNS
+#define TURNS 1
+#endif
+#ifndef LEAN
+#define LEAN 0
+#endif
 
+// Warpgroups with rows of their own, and all of them.
 #define GROUPS ((WIDE + 63) / 64)
-#define WORKERS (GROUPS * 128)
+#define WARPGROUPS (GROUPS * TURNS)
+#define WORKERS (WARPGROUPS * 128)
 // Three warpgroups with more than 160 tokens each, and sums with scales, need registers from the one that copies.
-#define MOVED (WEIGHT == PLAIN ? GROUPS == 3 && COLUMNS > 160 : GROUPS > 1)
+#define MOVED (WEIGHT == PLAIN ? GROUPS == 3 && COLUMNS > 160 : WARPGROUPS > 1)
 // What a thread has then, and what one of the warpgroup that copies has.
-#define REGISTERS (GROUPS == 3 ? 160 : 232)
-#define COPY_REGISTERS (GROUPS == 3 ? 32 : 40)
+#define REGISTERS (WARPGROUPS == 4 ? 112 : WARPGROUPS == 3 ? 160 : 232)
+#define COPY_REGISTERS (WARPGROUPS >= 3 ? 32 : 40)
 #define THREADS (MOVED ? WORKERS + 128 : WORKERS + 32)
 // One MMA of that many columns needs more registers than a thread of four warpgroups has at launch: use two halves.
 #define EACH ((WEIGHT == PLAIN && MOVED) || (BYTES && COLUMNS > 128) ? COLUMNS / 2 : COLUMNS)
@@ -72,10 +82,14 @@
 #endif
 // The last share may have fewer: columns past K are zeros.
 #define CHUNKS ((K / CHUNK + SPLIT - 1) / SPLIT)
+// Those of this warpgroup.
+#define MINE (CHUNKS % TURNS == 0 ? CHUNKS / TURNS : (CHUNKS - turn + TURNS - 1) / TURNS)
 // A tile's sums are finished in pieces of 16 weight rows × 8 tokens; how many a warp has.
 #define OWNERS (WIDE / 16)
 #define ALL_PIECES (OWNERS * (COLUMNS / 8))
-#define PIECES (SPLIT == 1 ? COLUMNS / 8 : (ALL_PIECES + SPLIT * GROUPS * 4 - 1) / (SPLIT * GROUPS * 4))
+// Each warp finishes its own sums.
+#define ALONE (SPLIT == 1 && TURNS == 1)
+#define PIECES (ALONE ? COLUMNS / 8 : (ALL_PIECES + SPLIT * WARPGROUPS * 4 - 1) / (SPLIT * WARPGROUPS * 4))
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
 // Residuals are loaded while the MMAs run.
 #define EARLY (EPILOGUE == 1 && PAIRS && YT != F32 && PIECES <= 16)
@@ -243,8 +257,12 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     const u32 x_scales_at = shared_address(x_scales);
     auto copy_weights = [&](u32 at, u32 chunk, u32 row, u32 barrier, u64 policy, const Map* map) {
         if (!INT4) return tensor_copy(at, map, chunk * CHUNK, row, barrier, policy);
+#if LEAN
+        tensor_copy(at, map, 0, chunk * PIECES_128, row / 16, barrier, policy);
+#else
         for (u32 i = 0; i < WIDE / 16; i++)
             bulk_copy(at + i * PIECE_128, w + ((u64)min(row / 16 + i, N / 16 - 1u) * (K / SCALED) + chunk) * PIECE_128, PIECE_128, barrier, policy);
+#endif
     };
     auto copy_tokens = [&](u32 at, u32 stage, u32 chunk, u32 token, u32 barrier, u64 policy, const Map* map) {
         tensor_copy(at, map, chunk * CHUNK, token, barrier, policy);
@@ -265,7 +283,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #else
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
 #endif
-    if (threadIdx.x == GROUPS * 128) {
+    if (threadIdx.x == WORKERS) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&w_map) : "memory");
         asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
     }
@@ -285,14 +303,14 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     __shared__ __align__(1024) u8 second[2][PASSES > 1 ? COLUMNS * 128 : 16];
     const Adapters adapters = {b, sums, counters, token_row, row_seat, params, rows, seats, by_row, end0, end1};
     Ring ring = {base, full, empty, 0, 0};
-    if (threadIdx.x == GROUPS * 128) ask_first(ring, &w_map);
+    if (threadIdx.x == WORKERS) ask_first(ring, &w_map);
     __syncwarp();
     const u32 used = find_adapters(adapters, LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS, use);
 #endif
 
-    if (warp >= GROUPS * 4) {
+    if (warp >= WARPGROUPS * 4) {
         if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
-        if (threadIdx.x != GROUPS * 128) return;
+        if (threadIdx.x != WORKERS) return;
         const u64 pass = EVEN ? normal_policy() : TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
 #if ADAPTERS
         let_successor_start();
@@ -347,7 +365,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     u32 which = 0;
 #endif
     wait_for_predecessor();
-    const u32 group = warp / 4, g = lane / 4, j = lane % 4;
+    const u32 group = warp / 4 % GROUPS, turn = TURNS == 1 ? 0 : __shfl_sync(FULL, warp / 4 / GROUPS, 0), g = lane / 4, j = lane % 4;
     const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS, SCALES};
     if (CONSUMES) {
         // Squares are loaded while the first tokens are copied.
@@ -370,7 +388,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     for (u32 tile = first; tile < TILES; tile += stride) {
         const u32 rows = tile / TILES_T * WIDE, tokens = tile % TILES_T * COLUMNS;
         // Piece p of this warp: which 16 rows and which 8 tokens.
-        auto number = [&](int p) { return SPLIT == 1 ? p * OWNERS + warp : (p * SPLIT + share) * (GROUPS * 4) + warp; };
+        auto number = [&](int p) { return ALONE ? p * OWNERS + warp : (p * SPLIT + share) * (WARPGROUPS * 4) + warp; };
         Pairs before[EARLY ? PIECES : 1], next = {0, 0};
 #if WEIGHT == PLAIN
         if (EARLY)
@@ -378,7 +396,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             for (int p = 0; p < PIECES; p++) {
                 const u32 owner = number(p) % OWNERS, token = tokens + number(p) / OWNERS * 8 + g;
                 before[p] = {0, 0};
-                if (token < ROWS && number(p) < ALL_PIECES && (SPLIT > 1 || warp < OWNERS))
+                if (token < ROWS && number(p) < ALL_PIECES && (!ALONE || warp < OWNERS))
                     before[p] = pairs_at(residual, (u64)token * r_stride, rows + owner * 16 + 2 * j);
             }
 #else
@@ -413,8 +431,17 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (lane == 0) barrier_arrive(empty + 8 * at);
         };
         auto advance = [&]() {
+#if TURNS == 1
             if (++stage == STAGES) stage = 0, phase ^= 1;
+#else
+            if ((stage += TURNS) >= STAGES) stage -= STAGES, phase ^= 1;
+#endif
         };
+#if TURNS > 1
+        // Where this tile's chunks begin in the ring; the first of this warpgroup.
+        const u32 tile_stage = stage, tile_phase = phase;
+        if ((stage += turn) >= STAGES) stage -= STAGES, phase ^= 1;
+#endif
         // The scales of a chunk that are not in its stage.
         auto scale_of = [&](u32 chunk, float2& scale) {
             if (FP8) scale.x = scale.y = WEIGHT == FP8_BLOCK ? scale_at[chunk] : 1.0f;
@@ -423,7 +450,9 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         for (int h = 0; h < COLUMNS / EACH; h++)
 #pragma unroll
             for (int i = 0; i < EACH / 2; i++) c[h][i] = 0.0f;
-#if MIXED
+#if MIXED && LEAN
+        multiply_lean(c[0], base, full, stage, phase, group, turn, release);
+#elif MIXED
         float part[EACH / 2];
         auto issue = [&](const u32 (&a)[8][4]) {
             const u64 b = swizzled_tile(base + stage * STAGE_BYTES + WEIGHT_BYTES);
@@ -487,14 +516,15 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             product_commit();
         };
         issue(part[0]);
-        auto step = [&](u32 chunk, float (&now)[EACH / 2], float (&then)[EACH / 2]) {
+        auto step = [&](u32 number, float (&now)[EACH / 2], float (&then)[EACH / 2]) {
+            const u32 chunk = number * TURNS + turn;
             const u32 mine = stage;
             float2 with;
             scale_of(chunk, with);
             TokenScales x;
             x.load(x_scales_at + mine * COLUMNS * 4);
             advance();
-            if (chunk + 1 < CHUNKS) {
+            if (number + 1 < MINE) {
                 issue(then);
                 product_wait<1>();
             } else
@@ -503,14 +533,14 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             release(mine);
         };
 #pragma unroll 1
-        for (u32 chunk = 0; chunk < CHUNKS; chunk += 2) {
-            step(chunk, part[0], part[1]);
-            if (chunk + 1 < CHUNKS) step(chunk + 1, part[1], part[0]);
+        for (u32 number = 0; number < MINE; number += 2) {
+            step(number, part[0], part[1]);
+            if (number + 1 < MINE) step(number + 1, part[1], part[0]);
         }
 #else
         float part[EACH / 2];
 #pragma unroll 1
-        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+        for (u32 chunk = turn; chunk < CHUNKS; chunk += TURNS) {
             const u32 at = base + stage * STAGE_BYTES;
             float2 with;
             scale_of(chunk, with);
@@ -531,6 +561,10 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             release(stage);
             advance();
         }
+#endif
+#if TURNS > 1
+        stage = tile_stage + CHUNKS % STAGES, phase = tile_phase ^ CHUNKS / STAGES % 2;
+        if (stage >= STAGES) stage -= STAGES, phase ^= 1;
 #endif
         ask(COLUMNS > 64);
 #if WEIGHT == FP8_BLOCK
@@ -580,12 +614,12 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         }
 #endif
         // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
-        if (SPLIT > 1 || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
+        if (!ALONE || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
         float2 scale[CONSUMES ? PIECES : 1];
 #pragma unroll
         for (int p = 0; p < (CONSUMES ? PIECES : 0); p++)
-            scale[p] = *(const float2*)(scales + (SPLIT == 1 ? p : min(number(p), ALL_PIECES - 1u) / OWNERS) * 8 + 2 * j);
-        if (SPLIT == 1) {
+            scale[p] = *(const float2*)(scales + (ALONE ? p : min(number(p), ALL_PIECES - 1u) / OWNERS) * 8 + 2 * j);
+        if (ALONE) {
             if (warp < OWNERS)
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; n++) {
@@ -599,30 +633,35 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     }
                 }
         } else {
-            // The ring becomes [column / 8][thread] of four sums.
+            // The ring (what is behind it, if there may be other tiles) becomes [column / 8][thread] of four sums.
+            const u32 all_sums = base + (SPLIT == 1 ? STAGES * STAGE_BYTES : 0);
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; n++) {
                 const float* from = c[n * 8 / EACH] + n % (EACH / 8) * 4;
-                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(base + (n * WORKERS + threadIdx.x) * 16),
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(all_sums + (n * WORKERS + threadIdx.x) * 16),
                              "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
                              : "memory");
             }
-            asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+            if (SPLIT > 1) asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+            else asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
             // Pieces are distributed over the warps of all blocks of the cluster.
 #pragma unroll
             for (int p = 0; p < PIECES; p++) {
                 if (number(p) >= ALL_PIECES) continue;
                 const u32 owner = number(p) % OWNERS, n = number(p) / OWNERS;
-                const u32 at = base + (n * WORKERS + owner * 32 + lane) * 16;
+                const u32 at = all_sums + (n * WORKERS + owner * 32 + lane) * 16;
                 float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-                for (u32 from = 0; from < SPLIT; from++) {
+                for (u32 part = 0; part < SPLIT * TURNS; part++) {
                     float p0, p1, p2, p3;
+                    if (SPLIT == 1)
+                        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(p0), "=f"(p1), "=f"(p2), "=f"(p3) : "r"(at + part * (GROUPS * 2048)) : "memory");
+                    else
                     asm volatile(
                         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
                         "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
                         : "=f"(p0), "=f"(p1), "=f"(p2), "=f"(p3)
-                        : "r"(at), "r"(from)
+                        : "r"(at + part % TURNS * (GROUPS * 2048)), "r"(part / TURNS)
                         : "memory");
                     v[0] += p0, v[1] += p1, v[2] += p2, v[3] += p3;
                 }
@@ -633,7 +672,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     if (j == 0) parts[warp][PRODUCES ? n * 8 + g : 0] = sum;
                 }
             }
-            asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+            if (SPLIT > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
         if (PRODUCES) {
             // Squares of 64 columns: the sum of four warps, for the tokens that this block finished.
