@@ -41,7 +41,7 @@ const NEWER: [(u32, u64); 13] = [
     (1792, 38_500),
     (2048, 44_000),
 ];
-/// As predicted with tiles of gate and up that divide the tokens of a step (`ops/linear/turns.rs`).
+/// As predicted with tiles of gate and up that divide the tokens of a step (`ops/linear/even.rs`).
 const TURNS: [(u32, u64); 13] = [
     (64, 6_300),
     (128, 7_000),

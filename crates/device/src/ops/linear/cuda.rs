@@ -4,7 +4,7 @@
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup MMA with the weights as the tall operand, and tiles as wide
 //!   as there are rows. One that adds a residual also prepares its result for the norm of the next linear, so that the
 //!   norm needs no launch. Up to 256 rows if its tiles fill the GPU, and for gate·mul with more rows where its rounds are
-//!   fuller than those of `tiles` (`turns.rs`);
+//!   fuller than those of `tiles` (`even.rs`);
 //! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
 //!   the next norm are in the kernel, and nothing is computed past the live rows;
 //! - `gemm`, the rest: cuBLASLt, with norm and gate·mul as separate launches;
@@ -34,7 +34,7 @@ pub(super) enum Plan {
     Stream {
         stages: u32,
     },
-    /// `bytes`: x is e4m3, too. `turns`: what it is in [`WgmmaShape`], or 0.
+    /// `bytes`: x is e4m3, too. `even`: what it is in [`WgmmaShape`], or 0.
     Wgmma {
         wide: u32,
         columns: u32,
@@ -42,7 +42,7 @@ pub(super) enum Plan {
         split: u32,
         shared: u32,
         bytes: bool,
-        turns: u32,
+        even: u32,
     },
     Tiles,
     Gemm,
@@ -58,13 +58,13 @@ pub(super) const NARROW: u32 = 48;
 impl Plan {
     /// Whether it has the requested tiles.
     fn has(self, asked: &WgmmaShape) -> bool {
-        let Plan::Wgmma { wide, columns, split, bytes, turns, .. } = self else { return false };
+        let Plan::Wgmma { wide, columns, split, bytes, even, .. } = self else { return false };
         let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
         same(asked.wide, wide)
             && same(asked.columns, columns)
             && same(asked.split, split)
             && same(asked.bytes, u32::from(bytes))
-            && same(asked.turns, turns)
+            && same(asked.even, even)
     }
 
     /// The kernel's name.
@@ -155,7 +155,7 @@ impl LinearChain {
                 few && wide != NARROW && columns >= next.x.rows
             }
             // Full rounds save more than the norm's launch takes.
-            (Ok(Plan::Tiles), Ok(Plan::Tiles)) => next.turns(target).is_none(),
+            (Ok(Plan::Tiles), Ok(Plan::Tiles)) => next.even(target).is_none(),
             _ => false,
         };
         let ready = self.handoff == NormHandoff::Nothing && next.handoff == NormHandoff::Nothing;
@@ -253,7 +253,7 @@ impl LinearChain {
             if rows <= 128 {
                 return self.wgmma_plan(target, &WgmmaShape::default());
             }
-            if let Some(shape) = self.turns(target) {
+            if let Some(shape) = self.even(target) {
                 return self.wgmma_plan(target, &shape);
             }
         }

@@ -210,7 +210,7 @@ impl LinearChain {
         let (most, chunks) = (deepest(wide, split), k / 128 / split);
         let stages = asked.stages.unwrap_or(2 * chunks).clamp(least(wide, split).min(most), most);
         let shared = stages * stage(wide) + 1024;
-        Plan::Wgmma { wide, columns, stages, split, shared, bytes, turns: 0 }
+        Plan::Wgmma { wide, columns, stages, split, shared, bytes, even: 0 }
     }
 
     /// Other kernels worth measuring.

@@ -42,7 +42,7 @@ pub struct WgmmaShape {
     /// 0: x in bf16 with e4m3 weights; 1: x in e4m3.
     pub bytes: Option<u32>,
     /// For many tokens: 1: only tiles of live tokens, in rounds that end together; 2: and pairs of blocks share weights.
-    pub turns: Option<u32>,
+    pub even: Option<u32>,
 }
 
 impl fmt::Display for LinearVariant {
@@ -50,13 +50,13 @@ impl fmt::Display for LinearVariant {
         match self {
             LinearVariant::Stream { stages } => Options::write(f, "stream", &[("stages", *stages)]),
             LinearVariant::Wgmma(shape) => {
-                let WgmmaShape { wide, columns, split, stages, half, bytes, turns } = *shape;
+                let WgmmaShape { wide, columns, split, stages, half, bytes, even } = *shape;
                 let options =
                     [("wide", wide), ("columns", columns), ("split", split), ("stages", stages)];
                 Options::write(f, "wgmma", &options)?;
                 half.map_or(Ok(()), |half| write!(f, ",half={half}"))?;
                 bytes.map_or(Ok(()), |bytes| write!(f, ",bytes={bytes}"))?;
-                turns.map_or(Ok(()), |turns| write!(f, ",turns={turns}"))
+                even.map_or(Ok(()), |even| write!(f, ",even={even}"))
             }
             LinearVariant::Tiles => f.write_str("tiles"),
             LinearVariant::Gemm => f.write_str("gemm"),
@@ -81,7 +81,7 @@ impl FromStr for LinearVariant {
                 stages: options.take("stages"),
                 half: options.take("half"),
                 bytes: options.take("bytes"),
-                turns: options.take("turns"),
+                even: options.take("even"),
             }),
             "tiles" => LinearVariant::Tiles,
             "gemm" => LinearVariant::Gemm,

@@ -75,12 +75,12 @@ impl LinearChain {
         // If all of K fits the ring, two resident blocks are harmless.
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
         let many = split == 1 && rows > columns && self.handoff.is_nothing();
-        let turns = asked.turns.filter(|turns| many && (1..=2).contains(turns)).unwrap_or(0);
-        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false, turns }
+        let even = asked.even.filter(|even| many && (1..=2).contains(even)).unwrap_or(0);
+        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false, even }
     }
 
     pub(super) fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split, shared, bytes, turns } = plan else {
+        let Plan::Wgmma { wide, columns, stages, split, shared, bytes, even } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
         let quantised = bytes.then(|| self.quantised_input(target, false)).transpose()?;
@@ -97,7 +97,7 @@ impl LinearChain {
             whole && matches!(residual.dtype, DType::F16 | DType::BF16)
         });
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
-        let blocks = match turns {
+        let blocks = match even {
             2 => tiles.next_multiple_of(2).min(target.sms / 2 * 2),
             _ => (tiles * split).min(target.sms / split * split),
         };
@@ -114,7 +114,7 @@ impl LinearChain {
         };
         let w_map = match with_scales {
             true => self.scaled_map(&x, wide, columns),
-            false => tiled(&self.w, if turns == 2 { wide / 2 } else { wide }),
+            false => tiled(&self.w, if even == 2 { wide / 2 } else { wide }),
         };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
@@ -124,7 +124,7 @@ impl LinearChain {
             .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
             .grid(blocks, 1, 1)
             .after(self.after())
-            .cluster(if turns == 2 { 2 } else { split })
+            .cluster(if even == 2 { 2 } else { split })
             .threads(threads)
             .shared(shared)
             .arg(x_map)
@@ -133,7 +133,7 @@ impl LinearChain {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
-        let kernel = if turns > 0 { kernel.define("EVEN", turns) } else { kernel };
+        let kernel = if even > 0 { kernel.define("EVEN", even) } else { kernel };
         let kernel = input
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])

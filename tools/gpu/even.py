@@ -1,9 +1,9 @@
 """Tiles of `linear_wgmma` for a few hundred to two thousand tokens (EVEN): checks them against PyTorch in fp32, and times them
 beside cuBLASLt and `linear_tiles`. Qwen3-8B's four linears, bf16, random data.
 
-turns.py compile                   fills the folder of kernels, on all cores (no GPU needed)
-turns.py check [TOKENS,...]        every tile, all and some of the tokens live; outputs and what follows the live tokens are NaN before
-turns.py time  [TOKENS,...]        microseconds of each, in turns under load; then the lines of a table of variants
+even.py compile                   fills the folder of kernels, on all cores (no GPU needed)
+even.py check [TOKENS,...]        every tile, all and some of the tokens live; outputs and what follows the live tokens are NaN before
+even.py time  [TOKENS,...]        microseconds of each, in turns under load; then the lines of a table of variants
                                    where one is 2 % faster than what runs today
 
 A tile is written W×C/T: W weight rows, C tokens, T as EVEN: 1 blocks alone, 2 pairs that share weights.
@@ -24,7 +24,7 @@ def whole(columns):
 
 
 def price(rows, n, k, wide, columns, turns):
-    """Microseconds as `ops/linear/turns.rs` reckons them."""
+    """Microseconds as `ops/linear/even.rs` reckons them."""
     across = -(-rows // columns)
     across += across % 2 if turns == 2 else 0
     rounds = -(-(-(-n // wide) * across) // SMS)
@@ -160,7 +160,7 @@ def time(tokens):
             now, (best, (wide, columns, turns)) = times[0] if epilogue != 2 else min(times[:2]), own[0]
             if best < 0.98 * now:
                 types = "BF16 BF16 BF16"
-                table.append("%s %dx%dx%d %s\twgmma,wide=%d,columns=%d,split=1,turns=%d\t%d\t%d"
+                table.append("%s %dx%dx%d %s\twgmma,wide=%d,columns=%d,split=1,even=%d\t%d\t%d"
                              % (TEXTS[at], rows, k, n, types, wide, columns, turns, best * 1e3, now * 1e3))
     print("\n".join(table))
 

@@ -21,7 +21,7 @@ const EACH: f64 = 1.5;
 
 impl LinearChain {
     /// The tiles for this many rows, if they take less time than those of `tiles`.
-    pub(super) fn turns(&self, target: &Target) -> Option<WgmmaShape> {
+    pub(super) fn even(&self, target: &Target) -> Option<WgmmaShape> {
         let rows = self.x.rows;
         let gates = matches!(self.epilogue, Epilogue::GateMul(_));
         // What adds to a residual goes to the library, unless `tiles` would have it.
@@ -60,7 +60,7 @@ impl LinearChain {
                 wide: Some(wide),
                 columns: Some(columns),
                 split: Some(1),
-                turns: Some(if pairs { 2 } else { 1 }),
+                even: Some(if pairs { 2 } else { 1 }),
                 ..WgmmaShape::default()
             };
             Some((self.price(rounds, (wide, columns), weights), shape))
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// What the rule takes for so many rows: weight rows, tokens, turns.
+    /// What the rule takes for so many rows: weight rows, tokens, how rounds are even.
     fn chosen(rows: u32, (n, k): (u32, u32), gates: bool) -> Option<(u32, u32, u32)> {
         let mut arena = OpenArena::new();
         let mut tensor = |name: &str, rows: u32, cols: u32| {
@@ -114,8 +114,8 @@ mod tests {
             false => Epilogue::Residual(y),
         };
         let linear = LinearChain { epilogue, ..LinearChain::new(x, w, y) };
-        let shape = linear.turns(&h200())?;
-        Some((shape.wide?, shape.columns?, shape.turns?))
+        let shape = linear.even(&h200())?;
+        Some((shape.wide?, shape.columns?, shape.even?))
     }
 
     #[test]
