@@ -2,10 +2,12 @@
 
 lowp.py check [KIND,...]            every kernel, poisoned outputs, repetition, a planted wrong scale
 lowp.py time  [ROWS,...] [KIND,...] microseconds of Qwen3-8B's four linears, the best variant of each kind
-lowp.py keys  FILE                  the kernels that these need, for compile.py
+lowp.py short                       the kernels with fewer instructions beside those before them, at 1 to 256 rows: two minutes
+lowp.py keys  FILE [short]          the kernels that these need, for compile.py
 
 Kinds: plain (bf16 weights, to compare), stream, mixed (wgmma, bf16 activations), bytes (wgmma, e4m3 activations), tiles; stream4 and mixed4 for int4;
-channel (tiles with a scale per row), quantize. Weights take turns, 0.4 GB and more: L2 does not help.
+lean and lean4 (stream with fewer instructions, K of `down` in two shares or not), turns and turns4 (wgmma whose warpgroups take turns with K, or, at
+256 rows, with MMAs; e4m3 activations, int4); channel (tiles with a scale per row), quantize. Weights take turns, 0.4 GB and more: L2 does not help.
 """
 import ctypes, json, os, sys
 
@@ -13,8 +15,10 @@ SHAPES = dict(qkv=(6144, 4096, 0), o=(4096, 4096, 1), gate_up=(24576, 4096, 2), 
 SMS, SHARED, BANDWIDTH, PEAK = 132, 232448, 4.54e12, 1500e12
 FP8_BLOCK, FP8_CHANNEL, INT4_GROUP, PIECE = 1, 2, 3, 1072
 TYPES = dict(TYPE=2, BT=2, RT=2, YT=2, BIAS=0)
+SHORT_ROWS, SHORT_KINDS, SHORT = [1, 8, 16, 64, 256], ["stream4", "lean4", "mixed4", "turns4", "stream", "lean", "bytes", "turns"], "short" in sys.argv
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192]
-CHECKED = dict(stream=[1, 2, 4, 7, 8, 11, 16], stream4=[1, 3, 8, 16], mixed=[5, 16, 64, 100], mixed4=[5, 16, 64],
+CHECKED = dict(lean=[1, 3, 8], lean4=[1, 3, 8, 16], turns=[16, 64, 256], turns4=[3, 8, 16, 64, 100, 256],
+               stream=[1, 2, 4, 7, 8, 11, 16], stream4=[1, 3, 8, 16], mixed=[5, 16, 64, 100], mixed4=[5, 16, 64],
                bytes=[16, 64, 128, 256], tiles=[200, 256, 700, 1024], channel=[256, 700])
 
 
@@ -33,28 +37,30 @@ class Plan:
         self.kind, self.key, self.grid, self.threads, self.shared, self.cluster, self.label = kind, k, grid, threads, shared, cluster, label
 
 
-def stream(kind, name, rows, stages, warps=16):
+def stream(kind, name, rows, stages, warps=16, split=1):
     n, k, epilogue = SHAPES[name]
-    int4 = kind == "stream4"
+    int4, lean = kind.endswith("4"), kind.startswith("lean")
+    whole, k = k, k // split
     plain = kind == "plain"
     weight = 0 if plain else INT4_GROUP if int4 else FP8_BLOCK
     norm = int(name in ("qkv", "gate_up"))
-    rounds, most, sets = up(up(n, 16), SMS), min(4, warps * 2 // rows), up(rows, 8)
+    rounds, most, sets = up(up(n, 16), SMS // split), min(4, warps * 2 // rows), up(rows, 8)
     chunk = 64 if plain else 256 if int4 else 128
     held = up(k // chunk, warps) * (chunk // 32) * sets <= (8 if plain else 24 if int4 and not norm and sets == 1 and rows > 2 else 16)
-    if (sets > 1 and not held) or rows * warps > 256 and rows * 16 > warps * 32:
+    if (sets > 1 and not held) or rows * warps > 256 and rows * 16 > warps * 32 or split > 1 and (not held or norm or epilogue == 2):
         return None
     buffers = max(rounds, 1) if rounds <= most else 2 * most
     shared = warps * stages * (2 * PIECE if int4 else 2064 if weight == FP8_BLOCK else 2048) + (warps * rows * up(k // chunk, warps) * chunk * 2 if held and rows <= 2 and not plain else 0 if held else rows * (2 * k + 64)) + buffers * warps * 16 * rows * 4
-    if shared > SHARED - 2048:
+    if shared > SHARED - 2048 - (4096 if split > 1 else 0):
         return None
-    kk = key("linear_stream", WEIGHT=weight, K=k, N=n, ROWS=rows, WARPS=warps, STAGES=stages, ROUNDS=rounds, NT=2, NORM=norm, EPILOGUE=epilogue, **TYPES)
-    return Plan(kind, kk, min(up(n, 16), SMS), warps * 32, shared, 1, "%dx%d" % (warps, stages))
+    extra = dict(LEAN=1, SPLIT=split) if lean else {}
+    kk = key("linear_stream", WEIGHT=weight, K=whole, N=n, ROWS=rows, WARPS=warps, STAGES=stages, ROUNDS=rounds, NT=2, NORM=norm, EPILOGUE=epilogue, **TYPES, **extra)
+    return Plan(kind, kk, min(up(n, 16), SMS // split) * split, warps * 32, shared, split, "%dx%d%s" % (warps, stages, "" if split == 1 else "/%d" % split))
 
 
-def wgmma(kind, name, rows, wide, split, columns=None, stages=None, ahead=None, most_shared=SHARED):
+def wgmma(kind, name, rows, wide, split, columns=None, stages=None, ahead=None, most_shared=SHARED, turns=1, ordered=0):
     n, k, epilogue = SHAPES[name]
-    int4, bytes_ = kind == "mixed4", int(kind == "bytes")
+    int4, bytes_ = kind.endswith("4"), int(kind in ("bytes", "turns"))
     columns = columns or up(rows, 8) * 8
     columns = up(columns, 16) * 16 if columns > 128 else columns
     groups, each = wide // 64, 1 if bytes_ else 2
@@ -62,17 +68,21 @@ def wgmma(kind, name, rows, wide, split, columns=None, stages=None, ahead=None, 
     tiles = up(n, wide) * up(rows, columns)
     chunks = k // 128 // split
     static = 4096 + 2 * groups * 2 * chunks * 4 + 64 * 16
-    most = min((most_shared - 1024 - static) // (stage + bytes_ * columns * 4), 20)
-    least = max(up(wide * columns * 4, stage) if split > 1 else 0, 3)
+    sums = turns * wide * columns * 4
+    behind = sums if turns > 1 and split == 1 else 0
+    most = min((most_shared - 1024 - static - behind) // (stage + bytes_ * columns * 4), 20)
+    least = max(up(sums, stage) if split > 1 else 0, 3)
     stages = max(min(stages or most, 2 * chunks), least)
-    if stages > most or (split > 1 and tiles * split > SMS) or k % (128 * split) or columns > (128 if not bytes_ else 256) or (columns > 128 and groups > 2):
+    if stages > most or (split > 1 and tiles * split > SMS) or k % (128 * split) or columns > (128 if not bytes_ else 256) or (columns > 128 and groups > 2) or groups * turns > 4:
         return None
     extra = {} if ahead is None else dict(AHEAD=ahead)
+    if kind.startswith("turns"):
+        extra.update(TURNS=turns, LEAN=int(int4), ORDERED=ordered)
     kk = key("linear_wgmma", WEIGHT=INT4_GROUP if int4 else FP8_BLOCK, BYTES=bytes_, K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages,
              SPLIT=split, LIVE=1, PAIRS=1, PRODUCES=0, CONSUMES=0, EPILOGUE=epilogue, **TYPES, **extra)
-    threads = groups * 128 + (128 if groups > 1 else 32)
-    label = "%dx%d/%d,stages=%d%s" % (wide, columns, split, stages, "" if ahead is None else ",ahead=%d" % ahead)
-    return Plan(kind, kk, min(tiles * split, SMS // split * split), threads, stages * stage + 1024, split, label)
+    threads = groups * turns * 128 + (128 if groups * turns > 1 else 32)
+    label = "%dx%d/%d,stages=%d%s%s" % (wide, columns, split, stages, "" if ahead is None else ",ahead=%d" % ahead, ",ordered" if ordered else "" if turns == 1 else ",turns=%d" % turns)
+    return Plan(kind, kk, min(tiles * split, SMS // split * split), threads, stages * stage + 1024 + behind, split, label)
 
 
 def tiles(kind, name, rows, quantizes=0, band=8):
@@ -84,9 +94,37 @@ def tiles(kind, name, rows, quantizes=0, band=8):
     return Plan(kind, kk, min(SMS, 2 * up(rows, 256) * up(n, 256)), 384, 4 * 49152 + 1024, 2, "tiles%s%s" % (",quantizes" if quantizes else "", "" if band == 8 else ",band=%d" % band))
 
 
+def short(kind, name, rows):
+    """Plans for a short run: what the engine takes, and the new kernels."""
+    columns = min(up(rows, 8) * 8, 128)
+    if kind == "stream":
+        return [stream(kind, name, rows, s) for s in (3, 4)]
+    if kind == "stream4":
+        return [stream(kind, name, rows, 4)]
+    if kind in ("lean", "lean4"):
+        out = [stream(kind, name, rows, s, w) for w, s in ((16, 3), (16, 4), (8, 5))]
+        return out + [stream(kind, name, rows, s, w, 2) for w, s in ((16, 3), (16, 4), (12, 4))]
+    if kind in ("mixed4", "bytes") and rows > 8:
+        return [wgmma(kind, name, rows, *p, columns=columns) for p in ((64, 1), (64, 2), (128, 2), (192, 1))]
+    if kind in ("turns", "turns4") and (rows > 8 or kind == "turns4" and rows == 8):
+        shapes = dict(gate_up=((192, 1, 1), (128, 1, 2), (64, 1, 3)), qkv=((64, 1, 2), (64, 1, 3), (64, 1, 4), (192, 1, 1)))
+        shapes = shapes.get(name, ((64, 2, 1), (64, 2, 2), (64, 2, 3), (64, 2, 4), (128, 2, 1)))
+        halves = [64] if rows > 64 else []
+        out = [wgmma(kind, name, rows, w, s, columns=c, turns=t) for c in [columns] + halves for w, s, t in shapes]
+        # Sums of many tokens leave no registers for more warpgroups; e4m3 with one turn is `bytes`.
+        fits = lambda p: p and int(dict(p.key["defines"])["COLUMNS"]) * p.threads <= (128 if kind == "turns4" else 96) * 384
+        # With e4m3 activations turns of different lengths would serialise MMAs, and one turn is `bytes`.
+        same = lambda p: dict(p.key["defines"])["TURNS"] in ("2", "4")
+        ordered = [wgmma(kind, name, rows, *p, ordered=1) for p in ((192, 1, 128), (128, 1, 256), (128, 2, 256))] if kind == "turns" and rows > 128 else []
+        return [p for p in out if fits(p) and (kind == "turns4" or same(p))] + ordered
+    return []
+
+
 def variants(kind, name, rows):
     """Plans worth timing."""
-    out = []
+    out = short(kind, name, rows) if SHORT or kind.startswith(("lean", "turns")) else []
+    if SHORT:
+        return unique_of(out)
     if kind == "plain" and rows <= 8:
         out += [stream(kind, name, rows, stages) for stages in (3, 4, 5, 6)]
     if kind in ("stream", "stream4") and rows <= 16:
@@ -105,18 +143,22 @@ def variants(kind, name, rows):
         out += [tiles(kind, name, rows), tiles(kind, name, rows, 1)] + [tiles(kind, name, rows, 0, b) for b in (4, 16)] * (rows >= 8192)
     if kind == "channel" and rows >= 128:
         out += [tiles(kind, name, rows)]
-    seen, unique = set(), []
-    for p in out:
-        if p and json.dumps(p.key) not in seen:
-            seen.add(json.dumps(p.key))
-            unique.append(p)
-    return unique
+    return unique_of(out)
+
+
+def unique_of(plans):
+    return list({json.dumps(p.key): p for p in plans if p}.values())
 
 
 def checked(kind, name, rows):
     """Plans to check: all variants' kinds of code, not all depths."""
-    if kind in ("stream", "stream4"):
-        return [stream(kind, name, rows, 4), stream(kind, name, rows, 5, 8) if rows <= 8 else None]
+    if kind in ("stream", "stream4", "lean", "lean4"):
+        more = [stream(kind, name, rows, s, w, 2) for w, s in ((16, 3), (16, 4), (12, 4))] if kind.startswith("lean") else []
+        return [stream(kind, name, rows, 4), stream(kind, name, rows, 5, 8) if rows <= 8 else None] + more
+    if kind == "turns4":
+        return unique_of([wgmma(kind, name, rows, 64, s, columns=min(up(rows, 8) * 8, 64), turns=t) for s in (1, 2) for t in (1, 2, 3, 4)] + short(kind, name, rows))
+    if kind == "turns":
+        return short(kind, name, rows)
     if kind in ("mixed", "mixed4"):
         return [wgmma(kind, name, rows, w, s) for w, s in ((64, 1), (64, 2), (128, 1), (192, 1))]
     if kind == "bytes":
@@ -130,10 +172,12 @@ def quantize_plan(k, mode, rows):
 
 
 def keys():
+    if SHORT:
+        return list({json.dumps(k): k for k in [p.key for r in SHORT_ROWS for kind in SHORT_KINDS for name in SHAPES for p in variants(kind, name, r)]}.values())
     out = [quantize_plan(k, mode, 0).key for k in (4096, 12288) for mode in (0, 1, 2)]
     for kind, rows in CHECKED.items():
         out += [p.key for r in rows for name in SHAPES for p in checked(kind, name, r) if p]
-    for kind in ("plain", "stream", "stream4", "mixed", "mixed4", "bytes", "tiles", "channel"):
+    for kind in ("plain", "stream", "stream4", "lean", "lean4", "mixed", "mixed4", "bytes", "turns", "turns4", "tiles", "channel"):
         out += [p.key for r in ROWS for name in SHAPES for p in variants(kind, name, r)]
     return list({json.dumps(k): k for k in out}.values())
 
@@ -151,17 +195,26 @@ EPS = 1e-6
 torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def tensor_map(t, rows):
-    """Boxes of 128 bytes and `rows` rows."""
+def encoded(kind, t, dims, strides, box, swizzle):
     raw = ctypes.create_string_buffer(192)
     at = (ctypes.addressof(raw) + 63) & ~63
-    size = t.element_size()
-    two = lambda kind, *v: (kind * len(v))(*v)
-    ok(cuda.cuTensorMapEncodeTiled(P(at), 9 if size == 2 else 0, 2, P(t.data_ptr()), two(U64, t.shape[1], t.shape[0]), two(U64, t.stride(0) * size),
-                                   two(U32, 128 // size, rows), two(U32, 1, 1), 0, 3, 2, 0))
+    array = lambda of, v: (of * len(v))(*v)
+    ok(cuda.cuTensorMapEncodeTiled(P(at), kind, len(dims), P(t.data_ptr()), array(U64, dims), array(U64, strides), array(U32, box), array(U32, [1] * len(dims)), 0, swizzle, 2, 0))
     keep = (ctypes.c_char * 128).from_address(at)
     keep._raw = raw
     return keep
+
+
+def tensor_map(t, rows):
+    """Boxes of 128 bytes and `rows` rows."""
+    size = t.element_size()
+    return encoded(9 if size == 2 else 0, t, [t.shape[1], t.shape[0]], [t.stride(0) * size], [128 // size, rows], 3)
+
+
+def piece_map(t, rows):
+    """Int4 pieces in units of eight bytes: boxes of 128 columns and `rows` rows."""
+    below, beside, piece = t.shape
+    return encoded(4, t, [piece // 8, beside, below], [piece, piece * beside], [piece // 8, 1, rows // 16], 0)
 
 
 class Launch:
@@ -267,19 +320,19 @@ class Linear:
             s = self.x.float().abs().amax(1) / 448
             self.q = in_order((self.x.float() / s[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
             self.scales = s.contiguous()
-        elif kind in ("bytes", "tiles"):
+        elif kind in ("bytes", "tiles", "turns"):
             quantized(self, 0).go(False)
 
     def launch(self, plan, w):
         u = lambda *v: [U32(i) for i in v]
         defines = dict(plan.key["defines"])
-        if plan.kind in ("plain", "stream", "stream4"):
+        if plan.kind in ("plain", "stream", "stream4", "lean", "lean4"):
             args = [pointer(self.x), pointer(w.data), U64(0), pointer(self.norm), pointer(self.residual), pointer(self.y)]
             return Launch(plan, args + u(self.k, self.k, self.y.stride(0), self.y.stride(0)) + [F32(EPS), pointer(w.scales)])
-        if plan.kind in ("mixed", "mixed4", "bytes"):
+        if plan.kind in ("mixed", "mixed4", "bytes", "turns", "turns4"):
             wide, columns = int(defines["WIDE"]), int(defines["COLUMNS"])
-            x = tensor_map(self.q if plan.kind == "bytes" else self.x, columns)
-            weights = x if w.int4 else tensor_map(w.data, wide)
+            x = tensor_map(self.q if plan.kind in ("bytes", "turns") else self.x, columns)
+            weights = piece_map(w.data, wide) if plan.kind == "turns4" else x if w.int4 else tensor_map(w.data, wide)
             args = [x, weights, U64(0), pointer(self.residual), pointer(self.y), pointer(self.live), U64(0), U64(0), U64(0)]
             return Launch(plan, args + u(self.y.stride(0), self.y.stride(0)) + [F32(EPS), pointer(w.scales), pointer(self.scales), pointer(w.data)] + u(self.stride))
         quantizes = defines["QUANTIZES"] == "1"
@@ -296,9 +349,9 @@ class Linear:
 
     def want(self, w):
         x = self.x.float()
-        if self.kind in ("bytes", "tiles", "channel"):
+        if self.kind in ("bytes", "tiles", "channel", "turns"):
             x = self.dequantized()
-        elif self.kind.startswith("stream") and self.name in ("qkv", "gate_up"):
+        elif self.kind.startswith(("stream", "lean")) and self.name in ("qkv", "gate_up"):
             x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS) * self.norm.float()
         p = x @ w.plain().t()
         if self.epilogue == 2:
@@ -374,7 +427,7 @@ def check(kinds):
         for name in SHAPES:
             w = Weight(name, kind, 1)
             for rows in CHECKED[kind]:
-                live = rows if kind.startswith("stream") or rows < 20 else rows - 3
+                live = rows if kind.startswith(("stream", "lean")) or rows < 20 else rows - 3
                 linear = Linear(name, kind, rows, live)
                 want = linear.want(w)[:live]
                 for plan in checked(kind, name, rows):
@@ -464,7 +517,7 @@ def recorded(launches):
 def measure(rows_list, kinds, log):
     best = {}
     for name, (n, k, epilogue) in SHAPES.items():
-        for weights, members in (("plain", ("plain",)), ("stream", ("stream", "mixed", "bytes", "tiles")), ("stream4", ("stream4", "mixed4")), ("channel", ("channel",))):
+        for weights, members in (("plain", ("plain",)), ("stream", ("stream", "lean", "mixed", "bytes", "turns", "tiles")), ("stream4", ("stream4", "lean4", "mixed4", "turns4")), ("channel", ("channel",))):
             members = [m for m in members if m in kinds]
             if not members:
                 continue
@@ -485,7 +538,7 @@ def measure(rows_list, kinds, log):
                         keep.append(launches)
                         graphs.append(recorded(launches))
                     us = [t / len(l) for t, l in zip(timed(graphs, 0.03 if rows < 2000 else 0.1), keep)]
-                    floor = max(size / BANDWIDTH, 2.0 * rows * n * k / (PEAK if kind in ("bytes", "tiles", "channel") else 800e12)) * 1e6
+                    floor = max(size / BANDWIDTH, 2.0 * rows * n * k / (PEAK if kind in ("bytes", "turns", "tiles", "channel") else 800e12)) * 1e6
                     order = sorted(zip(us, (p.label for p in plans)))
                     rate = "%.2f TB/s" % (size / order[0][0] * 1e-6) if rows <= 64 else "%.0f TF" % (2.0 * rows * n * k / order[0][0] * 1e-6)
                     print("%-7s %5d %-8s" % (name, rows, kind), " ".join("%.2f(%s)" % o for o in order), file=log, flush=True)
@@ -515,6 +568,8 @@ def main():
     if mode == "check":
         sys.exit(check(kinds or list(CHECKED)) > 0)
     log = open(os.environ.get("OUT", "/tmp") + "/lowp.log", "a")
+    if mode == "short":
+        return measure(SHORT_ROWS, SHORT_KINDS, log)
     measure(rows or ROWS, kinds or ["stream", "mixed", "bytes", "tiles", "channel", "stream4", "mixed4", "plain", "quantize"], log)
 
 

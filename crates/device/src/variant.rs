@@ -179,7 +179,7 @@ mod tests {
             "stream",
             "stream,stages=4",
             "wgmma",
-            "wgmma,wide=64,columns=128,split=2,stages=5,half=1",
+            "wgmma,wide=64,columns=128,split=2,stages=5,turns=3,half=1",
             "tiles",
             "gemm",
             "ref",

@@ -195,7 +195,9 @@ fn encode(api: &DriverApi, arena: &ArenaInner, map: &TensorMap) -> Result<Slot> 
         DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::U8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        _ => return Err(refuse("f32, f16, bf16 or bytes are needed")),
+        // Eight bytes of a piece.
+        DType::I4 | DType::I4G64 | DType::I4G32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        _ => return Err(refuse("f32, f16, bf16, bytes or 4-bit weights are needed")),
     };
     let swizzle = match map.swizzle {
         0 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,

@@ -134,7 +134,7 @@ DEVICE void place(u8* row, u32 i, uint4 v) {
     if (FP8) {
         // Lanes in pairs have the two words that belong together.
         u32 own[4] = {v.x, v.y, v.z, v.w}, out[4];
-        const u32 active = __activemask();
+        const u32 active = LEAN ? 3u << (threadIdx.x & 30) : __activemask();
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const u32 other = __shfl_xor_sync(active, own[e], 1);

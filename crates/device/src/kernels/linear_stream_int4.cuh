@@ -5,8 +5,8 @@
 
 // Groups of a chunk.
 #define CHUNK_GROUPS (CHUNK / GROUP)
-// What x adds up to is kept in registers if a warp has few groups; else it is added up again for every tile.
-#define KEEPS_X_SUMS (HELD && PER_WARP * CHUNK_GROUPS * SETS <= 8)
+// What x adds up to is kept in registers if there is room beside x; else it is added up again for every tile.
+#define KEEPS_X_SUMS (HELD && PER_WARP * WORDS * SETS <= 16 && PER_WARP * CHUNK_GROUPS * SETS <= 8)
 #define CHAINS (2 / SETS)
 // The units of sums of rows 0 to 7 and of the others; x is divided by HALF_FACTOR.
 #define LOW_UNIT (16777216.0f * HALF_FACTOR)

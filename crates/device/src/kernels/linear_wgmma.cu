@@ -20,7 +20,7 @@
 // scaled and added to those before. x is bf16, and weights are widened in registers (COLUMNS up to 128); or (BYTES) x is
 // e4m3 as `quantize.cu` writes it, with scales [K / 128][s_stride], s_stride at least all tiles' tokens. TURNS: as many sets of
 // warpgroups take turns with the chunks of a tile, so that one converts and scales while another multiplies. LEAN (int4): a chunk is
-// widened in halves while MMAs run, and its pieces are one tensor copy.
+// widened in halves while MMAs run, and its pieces are one tensor copy. ORDERED (BYTES, one set of sums, no TURNS): below.
 #include "pairs.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
@@ -67,6 +67,10 @@
 #define RELEASES (WEIGHT == PLAIN ? GROUPS : GROUPS * 4)
 // Registers for a second set of sums, so that MMAs run while the first is scaled.
 #define DOUBLE (COLUMNS <= 64 || (COLUMNS <= 128 && GROUPS <= 2))
+// Warpgroups begin their MMAs one after the other, so that one scales its sums while another multiplies.
+#ifndef ORDERED
+#define ORDERED 0
+#endif
 // Registers for widening the next chunk while MMAs run.
 #ifndef AHEAD
 #define AHEAD (GROUPS < 3 || COLUMNS <= 32)
@@ -91,6 +95,9 @@
 #define ALONE (SPLIT == 1 && TURNS == 1)
 #define PIECES (ALONE ? COLUMNS / 8 : (ALL_PIECES + SPLIT * WARPGROUPS * 4 - 1) / (SPLIT * WARPGROUPS * 4))
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
+#if TURNS > 1
+static_assert((BYTES || (MIXED && LEAN)) && TURNS <= CHUNKS && TURNS <= STAGES && !PRODUCES && !CONSUMES, "turns");
+#endif
 // Residuals are loaded while the MMAs run.
 #define EARLY (EPILOGUE == 1 && PAIRS && YT != F32 && PIECES <= 16)
 // Threads that add up the squares of a row.
@@ -365,7 +372,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     u32 which = 0;
 #endif
     wait_for_predecessor();
-    const u32 group = warp / 4 % GROUPS, turn = TURNS == 1 ? 0 : __shfl_sync(FULL, warp / 4 / GROUPS, 0), g = lane / 4, j = lane % 4;
+    const u32 group = TURNS == 1 ? warp / 4 : warp / 4 % GROUPS, turn = TURNS == 1 ? 0 : __shfl_sync(FULL, warp / 4 / GROUPS, 0), g = lane / 4, j = lane % 4;
     const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS, SCALES};
     if (CONSUMES) {
         // Squares are loaded while the first tokens are copied.
@@ -548,10 +555,17 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
 #pragma unroll
             for (int h = 0; h < COLUMNS / EACH; h++) {
+#if ORDERED
+                if (group > 0 || tile != first || chunk + h > 0) asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory");
+#endif
                 product_begin();
 #pragma unroll
                 for (int k = 0; k < 4; k++) ByteWgmma<EACH>::add(part, a + 2 * k, b + 2 * k + h * (EACH * 8), k > 0);
                 product_commit();
+#if ORDERED
+                if (group + 1 < GROUPS || tile + stride < TILES || chunk + 1 < CHUNKS || h + 1 < COLUMNS / EACH)
+                    asm volatile("bar.arrive %0, 256;" ::"r"(2 + (group + 1) % GROUPS) : "memory");
+#endif
                 product_wait<0>();
                 // Loaded before the wait, they take registers from the sums of three warpgroups: 40.8 instead of 34.9 µs.
                 TokenScales x;

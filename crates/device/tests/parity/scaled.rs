@@ -186,6 +186,50 @@ fn rows_by_wgmma() {
     }
 }
 
+/// Few rows of a long x: two blocks have half of it each.
+#[test]
+fn blocks_that_share_k() {
+    for (w, gate) in kinds().filter(|(_, gate)| !gate) {
+        for (at, rows) in [3, 8].into_iter().enumerate() {
+            for (n, bias) in [(256, true), (4128, false)] {
+                // Blocks of 128 rows have a scale.
+                let n = if w == DType::F8Block { n / 128 * 128 } else { n };
+                let shape = (rows, n, 9216, rows);
+                let case = Case { w, shape, variant: None, norm: false, bias, gate };
+                check(3500 + at as u64, case);
+            }
+        }
+    }
+}
+
+/// Warpgroups of a block that take turns with K, as many chunks for each or not, one tile of a block or several.
+#[test]
+fn warpgroups_that_take_turns() {
+    let bytes = [(DType::F8Pairs, true), (DType::F8Block, false), (DType::F8Row, false)];
+    let int4 = [(DType::I4, true), (DType::I4, false), (DType::I4G32, false), (DType::I4G64, true)];
+    for (w, gate) in bytes.into_iter().chain(int4) {
+        for (at, (rows, live)) in [(9, 9), (40, 33), (64, 64)].into_iter().enumerate() {
+            for tile in [
+                "wide=64,split=1,turns=2",
+                "wide=64,split=1,turns=3",
+                "wide=64,split=2,turns=4",
+                "wide=128,split=1,turns=2",
+            ] {
+                let variant: &'static str = format!("wgmma,{tile}").leak();
+                // More tiles than multiprocessors.
+                let many = at == 2 && tile.ends_with("turns=3") && w != DType::F8Row;
+                let (n, k) = if many { (8704, 768) } else { (512, 1280) };
+                let shape = (rows, n, k, live);
+                let (norm, bias) = (at == 1, at == 2);
+                check(
+                    3600 + at as u64,
+                    Case { w, shape, variant: Some(variant), norm, bias, gate },
+                );
+            }
+        }
+    }
+}
+
 /// Many rows by tiles of e4m3, or with weights widened to bf16 before.
 #[test]
 fn many_rows() {

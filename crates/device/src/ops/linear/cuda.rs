@@ -34,12 +34,13 @@ pub(super) enum Plan {
     Stream {
         stages: u32,
     },
-    /// `bytes`: x is e4m3, too. `even`: what it is in [`WgmmaShape`], or 0.
+    /// `turns`: sets of warpgroups that take turns with K. `bytes`: x is e4m3, too. `even`: what it is in [`WgmmaShape`], or 0.
     Wgmma {
         wide: u32,
         columns: u32,
         stages: u32,
         split: u32,
+        turns: u32,
         shared: u32,
         bytes: bool,
         even: u32,
@@ -58,11 +59,14 @@ pub(super) const NARROW: u32 = 48;
 impl Plan {
     /// Whether it has the requested tiles.
     fn has(self, asked: &WgmmaShape) -> bool {
-        let Plan::Wgmma { wide, columns, split, bytes, even, .. } = self else { return false };
+        let Plan::Wgmma { wide, columns, split, turns, bytes, even, .. } = self else {
+            return false;
+        };
         let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
         same(asked.wide, wide)
             && same(asked.columns, columns)
             && same(asked.split, split)
+            && same(asked.turns, turns)
             && same(asked.bytes, u32::from(bytes))
             && same(asked.even, even)
     }
@@ -369,7 +373,7 @@ impl LinearChain {
 
     /// Tiles of 16 columns that the busiest block has.
     pub(super) fn rounds(&self, target: &Target) -> u32 {
-        self.w.rows.div_ceil(16).div_ceil(target.sms)
+        self.w.rows.div_ceil(16).div_ceil(target.sms / self.stream_split())
     }
 
     fn stream_shared(&self, target: &Target, stages: u32) -> u32 {
@@ -430,7 +434,7 @@ impl LinearChain {
 
     fn stream(&self, target: &Target, stages: u32) -> Result<Lowered> {
         let (epilogue, residual) = self.epilogue_code();
-        let tiles = self.w.rows.div_ceil(16);
+        let (tiles, split) = (self.w.rows.div_ceil(16), self.stream_split());
         let kernel = Kernel::new(target, "linear_stream", "linear_stream")
             .defines(&[("K", self.x.cols), ("N", self.w.rows), ("ROWS", self.x.rows)])
             .defines(&[("WARPS", 16), ("STAGES", stages), ("ROUNDS", self.rounds(target))])
@@ -438,7 +442,8 @@ impl LinearChain {
             .define("NT", type_of(self.norm.map(|norm| norm.weight))?)
             .defines(&self.types(residual, epilogue)?)
             .define("NORM", u32::from(self.norm.is_some()))
-            .grid(tiles.min(target.sms), 1, 1)
+            .grid(tiles.min(target.sms / split) * split, 1, 1)
+            .cluster(split)
             .threads(512)
             .shared(match scaled::is_scaled(self.w.dtype) {
                 true => self.scaled_shared(target, stages),

@@ -15,6 +15,8 @@ use crate::{DType, Result, Span, Tensor, scaled};
 const STREAM_WARPS: u32 = 16;
 /// Tokens of a tile of `wgmma` with scales.
 const MOST_COLUMNS: u32 = 128;
+/// Whether kernels take their forms with fewer instructions: `LEAN` in `kernels/linear_stream.cu` and `linear_wgmma.cu`.
+const LEAN: bool = true;
 
 /// x in e4m3, with its scales.
 pub(super) struct QuantisedInput {
@@ -45,6 +47,21 @@ pub(in crate::ops) fn scales_of(w: &Tensor) -> Span {
     let from = w.dtype.bytes(w.rows as usize * w.cols as usize) as u64;
     // 4-bit weights have them inside.
     if from < w.span.len { w.span.part(from, w.span.len - from) } else { w.span }
+}
+
+/// A tensor map of 4-bit weights in units of eight bytes, with boxes of 128 columns and `rows` rows: of a piece, of pieces
+/// beside each other, of pieces below each other.
+fn tiled_pieces(w: &Tensor, rows: u32) -> Arg {
+    let group = scaled::group(w.dtype).expect("4-bit weights");
+    let (piece, beside) = (w.dtype.bytes(16 * group) as u64, u64::from(w.cols) / group as u64);
+    Arg::TensorMap(TensorMap {
+        span: w.span,
+        dtype: w.dtype,
+        dims: vec![piece / 8, beside, u64::from(w.rows) / 16],
+        strides: vec![piece, piece * beside],
+        tile: vec![piece as u32 / 8, 128 / group as u32, rows / 16],
+        swizzle: 0,
+    })
 }
 
 /// A tensor map with boxes of 128 bytes and `rows` rows.
@@ -100,7 +117,7 @@ impl LinearChain {
 
     /// The kernel that sums a row in the same order whatever the other rows are.
     pub(super) fn scaled_fixed(&self, target: &Target) -> Plan {
-        let alone = WgmmaShape { split: Some(1), ..WgmmaShape::default() };
+        let alone = WgmmaShape { split: Some(1), turns: Some(1), ..WgmmaShape::default() };
         match self.scaled_cores(target) && self.stores_pairs() {
             true => self.scaled_wgmma(target, &alone, false),
             false => Plan::Reference,
@@ -109,11 +126,14 @@ impl LinearChain {
 
     /// The depth of the ring of `stream`, if it can run.
     pub(super) fn scaled_stages(&self, target: &Target, asked: Option<u32>) -> Option<u32> {
+        // Blocks that share K exchange sums of two batches.
+        let fixed = if self.stream_split() > 1 { 2048 + 4096 } else { 2048 };
         let fits =
-            |stages: &u32| self.scaled_shared(target, *stages) <= target.shared_per_block - 2048;
+            |stages: &u32| self.scaled_shared(target, *stages) <= target.shared_per_block - fixed;
         // More stages than a warp has chunks would only delay the start of the next kernel.
         let chunk = if scaled::group(self.w.dtype).is_some() { 256 } else { 128 };
-        let chunks = self.rounds(target) * (self.x.cols / chunk).div_ceil(STREAM_WARPS);
+        let own = (self.x.cols / chunk / self.stream_split()).div_ceil(STREAM_WARPS);
+        let chunks = self.rounds(target) * own;
         let most = if chunks <= 6 { 4 } else { 6 };
         let deepest = || (3..=chunks.clamp(3, most)).rev().find(fits);
         let stages = asked.map_or_else(deepest, |stages| Some(stages).filter(fits));
@@ -122,13 +142,13 @@ impl LinearChain {
 
     /// Shared memory of `stream`: rings, x unless a warp keeps its part, sums.
     pub(super) fn scaled_shared(&self, target: &Target, stages: u32) -> u32 {
-        let (rows, k) = (self.x.rows, self.x.cols);
+        let (rows, k) = (self.x.rows, self.x.cols / self.stream_split());
         let (chunk, stage) = match self.w.dtype {
             DType::I4 | DType::I4G64 | DType::I4G32 => (256, 2 * piece_bytes(self.w.dtype)),
             DType::F8Row => (128, 2048),
             _ => (128, 2048 + 16),
         };
-        let each = (k / chunk).div_ceil(STREAM_WARPS) * (chunk / 32) * rows.div_ceil(8);
+        let each = self.words_of_x(k, chunk);
         let int4 = scaled::group(self.w.dtype).is_some();
         let more = int4 && self.norm.is_none() && rows > 2;
         let most = if more { 24 } else { 16 };
@@ -145,6 +165,21 @@ impl LinearChain {
         let (rounds, most) = (self.rounds(target), (STREAM_WARPS * 2 / rows).min(4));
         let buffers = if rounds <= most { rounds.max(1) } else { 2 * most };
         STREAM_WARPS * stages * stage + x + buffers * STREAM_WARPS * 16 * rows * 4
+    }
+
+    /// Words of x that a lane of `stream` has in registers, if a block has `k` columns of it.
+    fn words_of_x(&self, k: u32, chunk: u32) -> u32 {
+        (k / chunk).div_ceil(STREAM_WARPS) * (chunk / 32) * self.x.rows.div_ceil(8)
+    }
+
+    /// Blocks of a cluster that share K in `stream`: two, where a warp's part of x does not fit its registers otherwise.
+    pub(super) fn stream_split(&self) -> u32 {
+        let k = self.x.cols;
+        let chunk = if scaled::group(self.w.dtype).is_some() { 256 } else { 128 };
+        let plain = self.norm.is_none() && !matches!(self.epilogue, Epilogue::GateMul(_));
+        let halves = k.is_multiple_of(2 * chunk) && self.words_of_x(k / 2, chunk) <= 16;
+        let long = self.words_of_x(k, chunk) > 16 && self.x.rows > 2;
+        if LEAN && weight_code(self.w.dtype) > 0 && plain && long && halves { 2 } else { 1 }
     }
 
     /// The tiles of `wgmma`: those whose busiest block has the least to do.
@@ -166,11 +201,23 @@ impl LinearChain {
             };
             weights + if bytes { 1 } else { 2 } * columns * 128
         };
+        // While one warpgroup widens, others multiply; as many as have registers for their sums.
+        let turns = |wide: u32, split: u32| {
+            let most = if columns <= 64 { 192 / wide } else { 128 / wide }.max(1);
+            let rule = if LEAN && int4 { most.min(k / 128 / split).max(1) } else { 1 };
+            if bytes || int4 { asked.turns.unwrap_or(rule) } else { 1 }
+        };
+        // What warpgroups that take turns add up; behind the ring, if that may hold other tiles already.
+        let sums = |wide: u32, split: u32| turns(wide, split) * wide * columns * 4;
+        let behind = |wide: u32, split: u32| match (turns(wide, split), split) {
+            (2.., 1) => sums(wide, split),
+            _ => 0,
+        };
         // Besides the ring: barriers, scales of blocks for two tiles, and scales of x for each stage.
         let ring = |wide: u32, split: u32, room: u32| {
             let table = wide / 64 * 2 * (k / 128 / split) * 2 * 4;
             let each = stage(wide) + if bytes { columns * 4 } else { 0 };
-            ((room - 1024 - 5120 - table) / each).min(20)
+            (room.saturating_sub(1024 + 5120 + table + behind(wide, split)) / each).min(20)
         };
         let deepest = |wide: u32, split: u32| {
             // Beside a ring of half a multiprocessor the next kernel can start while this one runs: faster where
@@ -183,14 +230,15 @@ impl LinearChain {
             }
         };
         let least = |wide: u32, split: u32| match split {
-            1 => 3,
-            _ => (wide * columns * 4).div_ceil(stage(wide)).max(3),
+            1 => turns(wide, 1).max(3),
+            _ => sums(wide, split).div_ceil(stage(wide)).max(turns(wide, split)).max(3),
         };
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             let alone = split == 1 || tiles * split <= target.sms;
             let deep = deepest(wide, split) >= least(wide, split);
-            let fits = k.is_multiple_of(128 * split) && alone && deep;
+            let some = turns(wide, split) * wide <= 256 && turns(wide, split) <= k / 128 / split;
+            let fits = k.is_multiple_of(128 * split) && alone && deep && some;
             let work = (tiles * split).div_ceil(target.sms) * wide * (k / split);
             // With many rows, blocks with more warpgroups hide more.
             let extra = match (wide, rows > MOST_COLUMNS) {
@@ -209,8 +257,9 @@ impl LinearChain {
             shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let (most, chunks) = (deepest(wide, split), k / 128 / split);
         let stages = asked.stages.unwrap_or(2 * chunks).clamp(least(wide, split).min(most), most);
-        let shared = stages * stage(wide) + 1024;
-        Plan::Wgmma { wide, columns, stages, split, shared, bytes, even: 0 }
+        let shared = stages * stage(wide) + 1024 + behind(wide, split);
+        let turns = turns(wide, split);
+        Plan::Wgmma { wide, columns, stages, split, turns, shared, bytes, even: 0 }
     }
 
     /// Other kernels worth measuring.
@@ -222,12 +271,14 @@ impl LinearChain {
         let columns = if rows > 128 { &columns[..] } else { &[None] };
         let mut all: Vec<LinearVariant> = stream.filter(|_| rows <= 8).collect();
         for (&bytes, &columns) in bytes.iter().flat_map(|b| columns.iter().map(move |c| (b, c))) {
-            for (wide, split) in [64, 128, 192].into_iter().flat_map(|w| [1, 2].map(|s| (w, s))) {
+            let tiles = [(64, 1), (64, 2), (64, 3), (128, 1), (192, 1)];
+            for (split, (wide, turns)) in [1, 2].into_iter().flat_map(|s| tiles.map(|t| (s, t))) {
                 for half in [0, 1].map(Some) {
                     all.push(LinearVariant::Wgmma(WgmmaShape {
                         wide: Some(wide),
                         columns,
                         split: Some(split),
+                        turns: Some(turns),
                         half,
                         bytes: Some(bytes),
                         ..WgmmaShape::default()
@@ -245,13 +296,14 @@ impl LinearChain {
     }
 
     /// Threads of `wgmma`: warpgroups of 64 weight rows, and what copies; a warpgroup if it gives up registers.
-    pub(super) const fn scaled_threads(wide: u32) -> u32 {
-        wide * 2 + if wide > 64 { 128 } else { 32 }
+    pub(super) const fn scaled_threads(wide: u32, turns: u32) -> u32 {
+        wide * turns * 2 + if wide * turns > 64 { 128 } else { 32 }
     }
 
     /// The tensor map of e4m3 weights; any other for 4 bits, which are copied in pieces.
     pub(super) fn scaled_map(&self, x: &Tensor, rows: u32, columns: u32) -> Arg {
         match self.w.dtype {
+            DType::I4 | DType::I4G64 | DType::I4G32 if LEAN => tiled_pieces(&self.w, rows),
             DType::I4 | DType::I4G64 | DType::I4G32 => super::hand::tiled(x, columns),
             _ => tiled_bytes(&self.w, rows),
         }
@@ -271,6 +323,10 @@ impl LinearChain {
             0 => kernel,
             weight => {
                 let kernel = self.add_group(kernel.define("WEIGHT", weight));
+                // For one or two rows of e4m3 there is little to save.
+                let lean = LEAN && (weight == 3 || self.x.rows > 2);
+                let kernel =
+                    kernel.defines(&[("LEAN", u32::from(lean)), ("SPLIT", self.stream_split())]);
                 kernel.spans(&[scales_of(&self.w)])
             }
         }
@@ -280,6 +336,7 @@ impl LinearChain {
     pub(super) fn add_wgmma_scales(
         &self,
         kernel: Kernel,
+        turns: u32,
         input: Option<&QuantisedInput>,
     ) -> Kernel {
         let weight = weight_code(self.w.dtype);
@@ -288,6 +345,7 @@ impl LinearChain {
         }
         self.add_group(kernel)
             .defines(&[("WEIGHT", weight), ("BYTES", u32::from(input.is_some()))])
+            .defines(&[("TURNS", turns), ("LEAN", u32::from(LEAN && weight == 3))])
             .spans(&[scales_of(&self.w)])
             .optional(input.map(|input| input.scales))
             .tensors(&[&self.w])

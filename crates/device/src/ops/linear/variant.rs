@@ -35,6 +35,8 @@ pub struct WgmmaShape {
     pub columns: Option<u32>,
     /// Blocks that split K.
     pub split: Option<u32>,
+    /// Sets of warpgroups of a block that take turns with K, for weights with scales.
+    pub turns: Option<u32>,
     /// Depth of the ring.
     pub stages: Option<u32>,
     /// 1: a ring of half a multiprocessor's shared memory at most.
@@ -50,10 +52,11 @@ impl fmt::Display for LinearVariant {
         match self {
             LinearVariant::Stream { stages } => Options::write(f, "stream", &[("stages", *stages)]),
             LinearVariant::Wgmma(shape) => {
-                let WgmmaShape { wide, columns, split, stages, half, bytes, even } = *shape;
+                let WgmmaShape { wide, columns, split, turns, stages, half, bytes, even } = *shape;
                 let options =
                     [("wide", wide), ("columns", columns), ("split", split), ("stages", stages)];
                 Options::write(f, "wgmma", &options)?;
+                turns.map_or(Ok(()), |turns| write!(f, ",turns={turns}"))?;
                 half.map_or(Ok(()), |half| write!(f, ",half={half}"))?;
                 bytes.map_or(Ok(()), |bytes| write!(f, ",bytes={bytes}"))?;
                 even.map_or(Ok(()), |even| write!(f, ",even={even}"))
@@ -78,6 +81,7 @@ impl FromStr for LinearVariant {
                 wide: options.take("wide"),
                 columns: options.take("columns"),
                 split: options.take("split"),
+                turns: options.take("turns"),
                 stages: options.take("stages"),
                 half: options.take("half"),
                 bytes: options.take("bytes"),

@@ -76,11 +76,11 @@ impl LinearChain {
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
         let many = split == 1 && rows > columns && self.handoff.is_nothing();
         let even = asked.even.filter(|even| many && (1..=2).contains(even)).unwrap_or(0);
-        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false, even }
+        Plan::Wgmma { wide, columns, stages, split, turns: 1, shared, bytes: false, even }
     }
 
     pub(super) fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split, shared, bytes, even } = plan else {
+        let Plan::Wgmma { wide, columns, stages, split, turns, shared, bytes, even } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
         let quantised = bytes.then(|| self.quantised_input(target, false)).transpose()?;
@@ -105,7 +105,7 @@ impl LinearChain {
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
         let with_scales = scaled::is_scaled(self.w.dtype);
         let threads = match with_scales {
-            true => Self::scaled_threads(wide),
+            true => Self::scaled_threads(wide, turns),
             false => wide.next_multiple_of(64) * 2 + copiers,
         };
         let x_map = match &quantised {
@@ -138,7 +138,7 @@ impl LinearChain {
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        let kernel = self.add_wgmma_scales(kernel, quantised.as_ref());
+        let kernel = self.add_wgmma_scales(kernel, turns, quantised.as_ref());
         let mut launches = quantised.map_or(input.launches, |quantised| quantised.launches);
         launches.push(kernel.lowered());
         Ok(launches)
