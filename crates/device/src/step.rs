@@ -310,6 +310,12 @@ pub struct StepState {
     /// Per row: drafts of this step that it may accept (pad rows: 0). Likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_drafts: Option<Tensor>,
+    /// Per seat: tokens up to which recurrent states hold what its sequence left. Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled: Option<Tensor>,
+    /// Per row: accepted drafts after those, which recurrent states take from their logs (pad rows: 0). Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_replay: Option<Tensor>,
     /// The tables of the rows that a model feeds which drafts. Only where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafting: Option<FedTables>,
@@ -453,6 +459,8 @@ impl StepState {
         let several = limits.tokens_per_row > 1;
         let history = several.then(|| words("history", seats, limits.context()));
         let row_drafts = several.then(|| words("row_drafts", 1, limits.rows));
+        let settled = several.then(|| words("settled", 1, seats));
+        let row_replay = several.then(|| words("row_replay", 1, limits.rows));
         let bank = u64::from(limits.mail_layout().words) * 4;
         let mail =
             [alloc(Region::HostMapped, "mail", bank), alloc(Region::HostMapped, "mail", bank)];
@@ -480,6 +488,8 @@ impl StepState {
             token_row,
             history,
             row_drafts,
+            settled,
+            row_replay,
             drafting: None,
             features: None,
             mail,

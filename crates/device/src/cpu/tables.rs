@@ -7,6 +7,7 @@ use crate::step::{StepLimits, StepState, count};
 /// What a row feeds.
 #[derive(Clone, Debug)]
 pub(crate) struct Fed {
+    pub(crate) row: usize,
     pub(crate) seat: usize,
     /// Their indices in the step.
     pub(crate) tokens: std::ops::Range<usize>,
@@ -37,6 +38,8 @@ pub(crate) struct Tables {
     pub(crate) token_row: Words,
     pub(crate) history: Option<Words>,
     pub(crate) row_drafts: Option<Words>,
+    settled: Option<Words>,
+    row_replay: Option<Words>,
     pub(crate) mail: [Words; 2],
     pub(crate) ring: Words,
     pub(crate) leave: Words,
@@ -67,6 +70,8 @@ impl Tables {
             token_row: words(&state.token_row),
             history: state.history.as_ref().map(words),
             row_drafts: state.row_drafts.as_ref().map(words),
+            settled: state.settled.as_ref().map(words),
+            row_replay: state.row_replay.as_ref().map(words),
             mail: state.mail.map(|bank| Words::of_span(memory, bank)),
             ring: Words::of_span(memory, state.ring),
             leave: Words::of_span(memory, state.leave),
@@ -128,7 +133,7 @@ impl Tables {
         let seat = self.row_seat.get(row) as usize;
         let before = self.kept(row, tokens.len())?;
         let live = !tokens.is_empty() && seat < self.limits.seats as usize;
-        live.then_some(Fed { seat, tokens, before })
+        live.then_some(Fed { row, seat, tokens, before })
     }
 
     /// Writes a token of a seat's sequence into its history, where there is one.
@@ -142,6 +147,33 @@ impl Tables {
     /// Drafts of a row in this step that it may accept.
     pub(crate) fn drafts(&self, row: usize) -> u32 {
         self.row_drafts.map_or(0, |drafts| drafts.get(row))
+    }
+
+    /// What a seat carries holds the first `length` tokens of its sequence.
+    pub(crate) fn settle(&self, seat: usize, length: usize) {
+        if let Some(settled) = self.settled {
+            settled.set(seat, length as u32);
+        }
+    }
+
+    /// Notes which of the `length` tokens of a row's sequence its seat's recurrent states must take from their logs.
+    pub(crate) fn plan_replay(&self, row: usize, seat: usize, length: usize) {
+        if let (Some(settled), Some(replay)) = (self.settled, self.row_replay) {
+            let behind = (length as u32).saturating_sub(settled.get(seat));
+            replay.set(row, behind.min(self.limits.drafts()));
+        }
+    }
+
+    /// A pad row takes none.
+    pub(crate) fn clear_replay(&self, row: usize) {
+        if let Some(replay) = self.row_replay {
+            replay.set(row, 0);
+        }
+    }
+
+    /// Tokens before those of a row that its seat's recurrent states take from their logs.
+    pub(crate) fn replay(&self, row: usize) -> usize {
+        self.row_replay.map_or(0, |replay| replay.get(row).min(self.limits.drafts()) as usize)
     }
 
     /// Marks a token as seen by a penalised seat; `answer` also counts it.

@@ -5,10 +5,10 @@
 #define THREADS 1024
 // A step without input blocks: the usual case.
 #define PLAIN (!GIVEN)
-// With a history (the tokens of each sequence are kept, for drafts) there is one more argument.
+// With a history (the tokens of each sequence are kept, for drafts) there are more arguments.
 #ifdef HISTORY
-#define HISTORY_ARGUMENT , u32* history
-#define HISTORY_PASSED , history
+#define HISTORY_ARGUMENT , u32* history, u32* settled, u32* row_replay
+#define HISTORY_PASSED , history, settled, row_replay
 #else
 #define HISTORY_ARGUMENT
 #define HISTORY_PASSED
@@ -16,6 +16,16 @@
 
 // A row's KV length after `q_len` more tokens; 0 if its page table is too short.
 DEVICE u32 held(u32 length, u32 q_len) { return length <= CONTEXT && q_len <= CONTEXT - length ? length + q_len : 0; }
+
+#ifdef HISTORY
+// Accepted drafts before a row's tokens that its seat's recurrent states take from their logs. `fed` more tokens are in the states
+// after this step: none of a row that sees nothing.
+DEVICE u32 replay(u32* settled, u32 seat, u32 length, u32 fed) {
+    const u32 done = settled[seat];
+    if (fed) settled[seat] = length + fed;
+    return min(length - min(done, length), (u32)MOST_DRAFTS);
+}
+#endif
 
 // Exclusive sum of one value per thread; the total in `total`.
 DEVICE u32 scan(u32 v, u32* shared, u32& total) {
@@ -62,6 +72,9 @@ DEVICE void apply_mail(const volatile u32* mail, Joined joined, u32* seat_len, u
         if (lane == PARAM_PENALISED % 32) joined.seat[j] = seat, joined.told[j] = tells, joined.penalised[j] = own[PARAM_PENALISED / 32];
         if (seat >= SEATS) continue;
         if (lane == 0) seat_len[seat] = length, seat_token[seat] = last;
+#ifdef HISTORY
+        if (lane == 0) settled[seat] = length;
+#endif
 #pragma unroll
         for (u32 i = 0; i < (PARAM_WORDS + 31) / 32; i++)
             if (lane + 32 * i < PARAM_WORDS) params[seat * PARAM_WORDS + lane + 32 * i] = own[i];
@@ -264,6 +277,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             kv_len[tid] = live ? held(own.length, 1) : 0;
             last_index[tid] = live ? tid : 0;
             if (!live) row_seat[tid] = SEATS, row_flags[tid] = 0, row_q_len[tid] = 0;
+#ifdef HISTORY
+            row_replay[tid] = live ? replay(settled, own.seat, own.length, held(own.length, 1) ? 1 : 0) : 0;
+#endif
         }
         for (u32 t = tid; t < bucket_tokens; t += THREADS) {
             const bool fed = t < rows;
@@ -324,6 +340,11 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
                 }
 #endif
                 kv_len[r] = total_length;
+#ifdef HISTORY
+                // Of a row with drafts only the first token is certain to stay.
+                const u32 stay = flags & ROW_PROMPT ? q_len : min(q_len, 1u);
+                row_replay[r] = replay(settled, seat, length, total_length ? stay : 0);
+#endif
                 last_index[r] = clamped + q_len - (q_len ? 1 : 0);
                 longest = max(longest, total_length);
                 pages += (total_length + PAGE - 1) / PAGE;
@@ -333,6 +354,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
                 row_q_len[r] = 0;
                 kv_len[r] = 0;
                 last_index[r] = 0;
+#ifdef HISTORY
+                row_replay[r] = 0;
+#endif
             }
         }
         tokens += total;

@@ -2,9 +2,11 @@
 //! `taps − 1` tokens of its sequence before it, whatever steps they came in.
 //!
 //! `y[c] = silu(bias[c] + Σ w[c][i] · x[j − taps + 1 + i][c])`, in f32, rounded once. Inputs of tokens before this step
-//! are in the seat's carry, `taps − 1` rows of channels, the oldest first; a sequence's first token has zeros before it,
-//! so what a seat carried for another sequence is never read. The last inputs of a row replace them. Rows without tokens
-//! and pad rows change nothing.
+//! are in the seat's carry, rows of channels in turns: the input of position p is in row p mod rows. There are `taps − 1`
+//! rows, and one more for each draft that a row may have; a sequence's first token has zeros before it, so what a seat
+//! carried for another sequence is never read. The last `taps − 1` inputs of a row are kept. In a step that verifies
+//! drafts all are: the next one begins behind those that were accepted and finds the inputs before it, whatever was
+//! rejected. Rows without tokens and pad rows change nothing.
 
 mod cuda;
 mod fast;
@@ -36,7 +38,7 @@ pub struct Conv<O: Operands = Bound> {
     /// One element per channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<O::Weight>,
-    /// Of each seat: `taps − 1` rows of channels, of the type of `x`.
+    /// Of each seat: rows of channels, of the type of `x`.
     pub carry: O::Carry,
     /// tokens × channels.
     pub y: O::Value,
@@ -49,6 +51,9 @@ pub struct Conv<O: Operands = Bound> {
     /// Every row has exactly one token.
     #[serde(skip_serializing_if = "unset")]
     pub single: O::Late<bool>,
+    /// Tokens of each row of a decode step: more than one verify drafts.
+    #[serde(skip_serializing_if = "unset")]
+    pub q_len: O::Late<u32>,
 }
 
 impl<O: Operands> Bindable for Conv<O> {
@@ -77,6 +82,7 @@ impl<O: Operands> Bindable for Conv<O> {
             state: to.state(),
             rows: size.rows,
             single: size.single,
+            q_len: size.q_len,
         })
     }
 }
@@ -99,13 +105,17 @@ impl Contract for Conv {
             require_vector(bias, channels, Self::NAME, "bias")?;
         }
         let limits = &self.state.limits;
-        let cols = u64::from(taps - 1) * u64::from(channels);
+        let cols = u64::from(self.places()) * u64::from(channels);
         require_carry(&self.carry, cols, limits, Self::NAME)?;
         require(self.carry.dtype == x.dtype, Self::NAME, || {
             format!("inputs of {:?} cannot be kept as {:?}", x.dtype, self.carry.dtype)
         })?;
         let (rows, tokens) = (self.rows, y.rows);
-        let division = Division { rows, tokens, single: self.single, even: None };
+        let even = (self.q_len > 1).then_some(self.q_len);
+        require(self.q_len <= limits.tokens_per_row, Self::NAME, || {
+            format!("{} tokens a row; states are for {}", self.q_len, limits.tokens_per_row)
+        })?;
+        let division = Division { rows, tokens, single: self.single, even };
         require_division(&division, limits, Self::NAME)
     }
 
@@ -116,8 +126,10 @@ impl Contract for Conv {
 
     fn traffic(&self) -> Traffic {
         let read = self.x.dtype.bytes((self.x.rows * self.w.rows) as usize) as u64;
-        let states = self.carry.dtype.bytes((self.rows * self.carry.cols) as usize) as u64;
-        Traffic { weights: self.w.bytes(), values: read + self.y.bytes() + 2 * states }
+        let written = if self.single { 1 } else { self.kept(self.q_len as usize) as u32 };
+        let inputs = self.rows * self.w.rows * (self.w.cols - 1 + written);
+        let states = self.carry.dtype.bytes(inputs as usize) as u64;
+        Traffic { weights: self.w.bytes(), values: read + self.y.bytes() + states }
     }
 
     fn step_size(&self) -> StepSize {
@@ -137,6 +149,16 @@ impl Contract for Conv {
 }
 
 impl Conv {
+    /// Rows of inputs that a seat carries.
+    fn places(&self) -> u32 {
+        self.w.cols - 1 + self.state.limits.drafts()
+    }
+
+    /// How many of a row's inputs are kept: the last.
+    fn kept(&self, tokens: usize) -> usize {
+        if self.q_len > 1 { tokens } else { tokens.min(self.w.cols as usize - 1) }
+    }
+
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let tables = Tables::new(memory, &self.state);
         let (x, w) = (Matrix::new(memory, &self.x), Matrix::new(memory, &self.w));
@@ -144,10 +166,15 @@ impl Conv {
         let bias = self.bias.as_ref().map(|bias| Matrix::new(memory, bias));
         let (channels, kept) = (w.rows, w.cols - 1);
         for row in 0..self.rows as usize {
-            let Some(Fed { seat, tokens, before }) = tables.fed(row, self.single) else { continue };
+            let Some(Fed { seat, tokens, before, .. }) = tables.fed(row, self.single) else {
+                continue;
+            };
             for c in 0..channels {
-                let old =
-                    |i: usize| if before == 0 { 0.0 } else { carry.get(seat, i * channels + c) };
+                let place = |position: usize| position % self.places() as usize * channels + c;
+                let old = |i: usize| match (before + i).checked_sub(kept) {
+                    Some(position) => carry.get(seat, place(position)),
+                    None => 0.0,
+                };
                 let mut inputs: Vec<f32> = (0..kept).map(old).collect();
                 inputs.extend(tokens.clone().map(|t| x.get(t, self.from as usize + c)));
                 for (j, token) in tokens.clone().enumerate() {
@@ -156,8 +183,9 @@ impl Conv {
                     let sum = bias + (0..=kept).map(term).sum::<f64>();
                     y.set(token, c, (sum / (1.0 + (-sum).exp())) as f32);
                 }
-                let last = inputs.len() - kept;
-                (0..kept).for_each(|i| carry.set(seat, i * channels + c, inputs[last + i]));
+                let count = tokens.len();
+                (count - self.kept(count)..count)
+                    .for_each(|j| carry.set(seat, place(before + j), inputs[kept + j]));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. `counts.LAUNCH += 1`; call the new value n (the device counts launches itself, from 1).
 //! 2. If mail bank n mod 2 carries launch number n, apply it: joins (seat_len, seat_token, params, and where a history is
-//!    kept the sequence's tokens, which the mail holds one join after the other;
+//!    kept the sequence's tokens, which the mail holds one join after the other, and settled = seat_len;
 //!    a joined seat's page table becomes scratch, its bias count comes with the params, its `seen` row
 //!    is zeroed if penalised), page entries, biases, seen tokens (u32: count in the answer in the low
 //!    half, bit 31 set), then the row list if it changed (row_seat, row_q_len, row_flags, counts.ROWS;
@@ -17,8 +17,9 @@
 //!    token_row, position = seat_len + j, for every page table kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
 //!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
-//!    seat_token. Where a history is kept, `history[seat][position]` = token.
-//!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
+//!    seat_token. Where a history is kept, `history[seat][position]` = token, row_replay = seat_len − settled, and settled
+//!    becomes kv_len for `PROMPT` rows, seat_len + 1 for others, whose further tokens are drafts; a row that sees nothing settles nothing.
+//!    Pad rows: kv_len 0, last_index 0, row_replay 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
 //!    With a block, position and slot are the block's.
 //! 5. counts.LEFT: how many steps this launch may still run ([`crate::step::repeat`]): STEPS − 1 in its first step,
@@ -133,6 +134,9 @@ impl Contract for Prologue {
             &s.token_row,
         ];
         for table in tables.into_iter().chain(&s.seen).chain(&s.history) {
+            visit(table.span, Access::Update);
+        }
+        for table in s.settled.iter().chain(&s.row_replay) {
             visit(table.span, Access::Update);
         }
         for bank in s.mail.into_iter().chain([s.leave]) {
@@ -260,6 +264,7 @@ impl Prologue {
                 tables.remember(seat, position, bank.get((layout.history + at) as usize));
             }
             tables.seat_len.set(seat, word(1));
+            tables.settle(seat, word(1) as usize);
             tables.seat_token.set(seat, word(2));
             let params = PARAM_WORDS as usize;
             (0..params).for_each(|p| tables.params.set(seat * params + p, word(4 + p)));
@@ -329,6 +334,11 @@ impl Prologue {
             tables.kv_len.set(r, kv_len as u32);
             tables.last_index.set(r, (start + q_len).saturating_sub(1) as u32);
             max_kv = max_kv.max(kv_len);
+            tables.plan_replay(r, seat, len);
+            if kv_len > 0 {
+                let prompt = tables.row_flags.get(r) & row::PROMPT != 0;
+                tables.settle(seat, len + if prompt { q_len } else { q_len.min(1) });
+            }
             for j in 0..q_len {
                 let (token, position) = (start + j, len + j);
                 let from_mail = tables.row_flags.get(r) & row::PROMPT != 0 && prompt < prompts;
@@ -369,6 +379,7 @@ impl Prologue {
             tables.row_flags.set(r, 0);
             tables.kv_len.set(r, 0);
             tables.last_index.set(r, 0);
+            tables.clear_replay(r);
         }
         (live..=rows).for_each(|r| tables.q_start.set(r, start as u32));
         for token in start..tokens {

@@ -13,6 +13,12 @@
 //! Keys and queries belong to groups of consecutive heads. Tokens of a row are taken in order, whatever steps they come in,
 //! and nothing depends on the rows beside it: the same tokens give the same bits in chunks of any size. A sequence's first
 //! token finds zeros. Rows without tokens and pad rows change nothing.
+//!
+//! A step that verifies drafts leaves the matrix as it is after the row's first token, which is no draft, and writes of each
+//! draft k, d and g into the seat's log, behind the matrices: keys of all groups, changes of all heads, decays of all heads,
+//! at place p mod `logged` for position p. The next step of the seat, of whatever kind, takes the accepted ones from there
+//! (`row_replay`, the last before its own tokens) before it goes on: `S ← g·S + k ⊗ d`, in the order and with the roundings of
+//! the step that made them. The log has places for the drafts of both steps, so that no place is read and written in one.
 
 mod cuda;
 mod fast;
@@ -73,7 +79,7 @@ pub struct Scan<O: Operands = Bound> {
     pub key: u32,
     /// Elements of a value.
     pub value: u32,
-    /// Of each seat: heads × key × value, f32.
+    /// Of each seat: heads × key × value, f32, then the log.
     pub carry: O::Carry,
     /// tokens × heads·value.
     pub y: O::Value,
@@ -86,6 +92,9 @@ pub struct Scan<O: Operands = Bound> {
     /// Every row has exactly one token.
     #[serde(skip_serializing_if = "unset")]
     pub single: O::Late<bool>,
+    /// Tokens of each row of a decode step: more than one verify drafts.
+    #[serde(skip_serializing_if = "unset")]
+    pub q_len: O::Late<u32>,
 }
 
 impl<O: Operands> Bindable for Scan<O> {
@@ -123,6 +132,7 @@ impl<O: Operands> Bindable for Scan<O> {
             state: to.state(),
             rows: size.rows,
             single: size.single,
+            q_len: size.q_len,
         })
     }
 }
@@ -160,18 +170,23 @@ impl Contract for Scan {
             vector.map_or(Ok(()), |vector| require_vector(vector, *heads, Self::NAME, what))?;
         }
         let limits = &self.state.limits;
-        require_carry(&self.carry, values * u64::from(*key), limits, Self::NAME)?;
+        let log = u64::from(limits.logged()) * u64::from(self.log().cols);
+        require_carry(&self.carry, values * u64::from(*key) + log, limits, Self::NAME)?;
         require(self.carry.dtype == DType::F32, Self::NAME, || {
             format!("matrices of {:?}, not f32", self.carry.dtype)
         })?;
         let (rows, tokens) = (self.rows, y.rows);
-        let division = Division { rows, tokens, single: self.single, even: None };
+        let even = (self.q_len > 1).then_some(self.q_len);
+        require(self.q_len <= limits.tokens_per_row, Self::NAME, || {
+            format!("{} tokens a row; states are for {}", self.q_len, limits.tokens_per_row)
+        })?;
+        let division = Division { rows, tokens, single: self.single, even };
         require_division(&division, limits, Self::NAME)
     }
 
     fn describe(&self) -> String {
         let Scan { heads, key, value, rows, .. } = self;
-        let kind = if self.single { "decode" } else { "varlen" };
+        let kind = if self.single || self.q_len > 1 { "decode" } else { "varlen" };
         let rule = match self.rule {
             Rule::Delta => "delta",
             Rule::StateSpace { .. } => "state space",
@@ -180,8 +195,10 @@ impl Contract for Scan {
     }
 
     fn traffic(&self) -> Traffic {
-        let states = u64::from(self.rows) * u64::from(self.carry.cols) * 4;
-        let values = self.x.bytes() + self.gates.bytes() + self.y.bytes() + 2 * states;
+        let states = u64::from(self.rows) * u64::from(self.matrices()) * 4;
+        // Drafts that are logged, and as many that were.
+        let log = 2 * u64::from(self.q_len - 1) * u64::from(self.rows * self.log().cols) * 4;
+        let values = self.x.bytes() + self.gates.bytes() + self.y.bytes() + 2 * states + log;
         Traffic { weights: self.a.bytes() + self.dt.bytes(), values }
     }
 
@@ -197,6 +214,7 @@ impl Contract for Scan {
             visit(skip.span, Access::Read);
         }
         super::visit_step_tables(&self.state, visit);
+        self.state.row_replay.iter().for_each(|table| visit(table.span, Access::Read));
         visit(self.carry.span, Access::Update);
         visit(self.y.span, Access::Write);
     }
@@ -210,7 +228,44 @@ pub(crate) struct Columns {
     pub(crate) value: usize,
 }
 
+/// What the log has of a token: where each part begins, and how many columns there are.
+#[derive(Clone, Copy, Debug)]
+struct Log {
+    changes: usize,
+    decays: usize,
+    cols: u32,
+}
+
+impl Log {
+    fn new(heads: u32, groups: u32, key: u32, value: u32) -> Log {
+        let (changes, decays) = (groups * key, groups * key + heads * value);
+        // Seats begin where eight columns of a matrix are one sector of memory.
+        let cols = (decays + heads).next_multiple_of(8);
+        Log { changes: changes as usize, decays: decays as usize, cols }
+    }
+}
+
 impl Scan {
+    /// Elements of a token in the log of a state with these heads.
+    pub fn log_cols(heads: u32, groups: u32, key: u32, value: u32) -> u32 {
+        Log::new(heads, groups, key, value).cols
+    }
+
+    fn log(&self) -> Log {
+        Log::new(self.heads, self.groups, self.key, self.value)
+    }
+
+    /// Elements of a seat's matrices.
+    fn matrices(&self) -> u32 {
+        self.heads * self.key * self.value
+    }
+
+    /// The column of the seat's row where the log has the token of a position.
+    fn logged(&self, position: usize) -> usize {
+        let place = position % self.state.limits.logged() as usize;
+        self.matrices() as usize + place * self.log().cols as usize
+    }
+
     pub(crate) fn columns(&self, head: usize) -> Columns {
         let Scan { heads, groups, key, value, .. } = *self;
         let keys = (groups * key) as usize;
@@ -245,7 +300,27 @@ impl Scan {
         let old = |i| if fed.before == 0 { 0.0 } else { f64::from(carry.get(fed.seat, from + i)) };
         let mut matrix: Vec<f64> = (0..keys * values).map(old).collect();
         let at = self.columns(head);
-        for token in fed.tokens.clone() {
+        let (log, group) = (self.log(), head / (self.heads / self.groups) as usize * keys);
+        let replayed = Tables::new(memory, &self.state).replay(fed.row).min(fed.before);
+        for position in fed.before - replayed..fed.before {
+            let entry = |part: usize| f64::from(carry.get(fed.seat, self.logged(position) + part));
+            let decay = entry(log.decays + head);
+            for (i, line) in matrix.chunks_exact_mut(values).enumerate() {
+                let k = entry(group + i);
+                let change = |j: usize| entry(log.changes + head * values + j);
+                (0..values).for_each(|j| line[j] = line[j] * decay + k * change(j));
+            }
+        }
+        let drafts = self.q_len > 1;
+        let put = |matrix: &[f64]| {
+            let elements = matrix.iter().enumerate();
+            elements.for_each(|(i, value)| carry.set(fed.seat, from + i, *value as f32));
+        };
+        for (index, token) in fed.tokens.clone().enumerate() {
+            let logged = (drafts && index > 0).then(|| self.logged(fed.before + index));
+            let keep = |part: usize, value: f64| {
+                logged.inspect(|at| carry.set(fed.seat, at + part, value as f32));
+            };
             let read = |from: usize, count: usize| -> Vec<f64> {
                 (from..from + count).map(|col| f64::from(x.get(token, col))).collect()
             };
@@ -270,6 +345,8 @@ impl Scan {
                 }
             };
             let decay = decay.exp();
+            keep(log.decays + head, decay);
+            (0..keys).for_each(|i| keep(group + i, k[i]));
             matrix.iter_mut().for_each(|x| *x *= decay);
             for j in 0..values {
                 let product = |vector: &[f64], matrix: &[f64]| -> f64 {
@@ -277,13 +354,17 @@ impl Scan {
                 };
                 let known = if self.rule == Rule::Delta { product(&k, &matrix) } else { 0.0 };
                 let change = strength * (v[j] - known);
+                keep(log.changes + head * values + j, change);
                 (0..keys).for_each(|i| matrix[i * values + j] += k[i] * change);
                 let result = product(&q, &matrix) + skip * v[j];
                 y.set(token, head * values + j, result as f32);
             }
+            if drafts && index == 0 {
+                put(&matrix);
+            }
         }
-        for (i, value) in matrix.iter().enumerate() {
-            carry.set(fed.seat, from + i, *value as f32);
+        if !drafts {
+            put(&matrix);
         }
     }
 }

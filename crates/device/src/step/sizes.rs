@@ -84,6 +84,19 @@ impl StepLimits {
         narrow(u64::from(self.pages_per_seat) * u64::from(self.page_size))
     }
 
+    /// Drafts that a row may have.
+    pub fn drafts(&self) -> u32 {
+        self.tokens_per_row - 1
+    }
+
+    /// Tokens in the log of a recurrent state: the drafts of the last step, the token after them, and the drafts of this step.
+    pub fn logged(&self) -> u32 {
+        match self.drafts() {
+            0 => 0,
+            drafts => 2 * drafts + 1,
+        }
+    }
+
     /// Words of the tokens of all sequences, where they are kept.
     fn wide_history(&self) -> u64 {
         let context = u64::from(self.pages_per_seat) * u64::from(self.page_size);

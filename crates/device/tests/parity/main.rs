@@ -15,6 +15,7 @@ mod planted;
 mod quant;
 mod ragged;
 mod recurrent;
+mod rejected;
 mod rows;
 mod sample;
 mod scaled;

@@ -1,5 +1,6 @@
 //! Recurrent layers: convolutions, matrices that are carried from token to token, gates. Seats of sequences that begin
-//! hold NaN, so a read of what a seat carried before is noticed; seats without a row hold numbers that must stay.
+//! hold NaN, so a read of what a seat carried before is noticed; seats without a row hold numbers that must stay. Where rows
+//! have drafts, inputs and log entries of tokens that were rejected are NaN.
 
 use crate::attention::Row;
 use crate::support::*;
@@ -9,38 +10,62 @@ use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
 /// Which rows a step has, and of which seats.
 #[derive(Clone, Debug)]
-struct Rows {
-    rows: Vec<Row>,
-    seats: Vec<usize>,
-    bucket_rows: usize,
-    bucket_tokens: usize,
-    single: bool,
+pub(crate) struct Rows {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) seats: Vec<usize>,
+    pub(crate) bucket_rows: usize,
+    pub(crate) bucket_tokens: usize,
+    pub(crate) single: bool,
+    /// Drafts that rows may have in any step.
+    pub(crate) drafts: usize,
+    /// Tokens of each row, if they have drafts; else 1.
+    pub(crate) q_len: usize,
+    /// Accepted drafts that each row takes from the log.
+    pub(crate) replay: Vec<usize>,
 }
 
 /// Seats of a device in these tests.
-const SEATS: usize = 9;
+pub(crate) const SEATS: usize = 9;
 
 impl Rows {
-    fn random(rng: &mut Rng, single: bool) -> Rows {
+    /// Of every third seed rows have one token, of others drafts.
+    fn random(rng: &mut Rng, seed: u64) -> Rows {
+        let (single, verifies) = (seed.is_multiple_of(3), seed % 3 == 1);
         let count = rng.pick(&[1, 2, 5, 7]);
+        let drafts = if verifies { rng.pick(&[1, 3, 8]) } else { rng.pick(&[0, 0, 1, 8]) };
+        let q_len = if verifies { 2 + rng.below(drafts) } else { 1 };
         let row = |rng: &mut Rng| {
-            let q_len = if single { 1 } else { rng.pick(&[1, 2, 3, 16, 17, 33, 40]) };
+            let tokens = rng.pick(&[1, 2, 3, 16, 17, 33, 40]);
+            let q_len = if single || verifies { q_len } else { tokens };
             Row { q_len, kv_len: q_len + rng.pick(&[0, 0, 1, 2, 30]) }
         };
         let rows: Vec<Row> = (0..count).map(|_| row(rng)).collect();
+        let before = |row: &Row| row.kv_len - row.q_len;
+        let replay = rows.iter().map(|row| rng.below(drafts.min(before(row)) + 1)).collect();
         let live: usize = rows.iter().map(|row| row.q_len).sum();
         // Seats in reverse, with gaps.
         let seats = (0..count).map(|r| SEATS - 1 - r).collect();
         let bucket_rows = count + rng.below(3);
-        let bucket_tokens = if single { bucket_rows } else { live + rng.below(20) };
-        Rows { rows, seats, bucket_rows, bucket_tokens, single }
+        let bucket_tokens = match (single, verifies) {
+            (true, _) => bucket_rows,
+            (_, true) => bucket_rows * q_len,
+            _ => live + rng.below(20),
+        };
+        Rows { rows, seats, bucket_rows, bucket_tokens, single, drafts, q_len, replay }
+    }
+
+    /// Just these rows, without drafts.
+    pub(crate) fn few(rows: Vec<Row>, seats: Vec<usize>, single: bool) -> Rows {
+        let bucket_tokens = rows.iter().map(|row| row.q_len).sum::<usize>().max(1);
+        let (bucket_rows, replay) = (rows.len().max(1), vec![0; rows.len()]);
+        Rows { rows, seats, bucket_rows, bucket_tokens, single, drafts: 0, q_len: 1, replay }
     }
 
     fn live(&self) -> usize {
         self.rows.iter().map(|row| row.q_len).sum()
     }
 
-    fn tables(&self, layout: &mut Layout) -> StepState {
+    pub(crate) fn tables(&self, layout: &mut Layout) -> StepState {
         let state = layout.state(StepLimits {
             seats: SEATS as u32,
             rows: self.bucket_rows as u32,
@@ -49,7 +74,7 @@ impl Rows {
             page_size: 16,
             vocab: 32,
             penalties: false,
-            tokens_per_row: 1,
+            tokens_per_row: self.drafts as u32 + 1,
             tables: 1,
         });
         let mut row_seat = vec![SEATS as u32; self.bucket_rows];
@@ -74,15 +99,39 @@ impl Rows {
             (&state.counts, &counts),
         ];
         tables.into_iter().for_each(|(to, words)| layout.set(to.span, words_to_bytes(words)));
+        if let Some(table) = state.row_replay {
+            let mut words: Vec<u32> = self.replay.iter().map(|count| *count as u32).collect();
+            words.resize(self.bucket_rows, 0);
+            layout.set(table.span, words_to_bytes(&words));
+        }
         state
     }
 
-    /// States of all seats: NaN where a sequence begins.
-    fn carry(&self, layout: &mut Layout, rng: &mut Rng, dtype: DType, cols: usize) -> Tensor {
+    /// States of all seats: `cols` elements and `places` in turns with `each` for a token's position. NaN where a sequence begins,
+    /// and in places of tokens that are not among the last ones: as many as a row's `recent`.
+    #[allow(clippy::too_many_arguments, reason = "what a state is made of")]
+    fn carry(
+        &self,
+        layout: &mut Layout,
+        rng: &mut Rng,
+        dtype: DType,
+        cols: usize,
+        (places, each): (usize, usize),
+        recent: impl Fn(usize) -> usize,
+    ) -> Tensor {
+        let (ring, cols) = (cols, cols + places * each);
         let mut values = rng.floats(SEATS * cols, 1.0);
-        for (row, &seat) in self.rows.iter().zip(&self.seats) {
-            if row.q_len == row.kv_len {
-                values[seat * cols..][..cols].fill(f32::NAN);
+        for (r, (row, &seat)) in self.rows.iter().zip(&self.seats).enumerate() {
+            let before = row.kv_len - row.q_len;
+            let own = &mut values[seat * cols..][..cols];
+            if before == 0 {
+                own.fill(f32::NAN);
+                continue;
+            }
+            let known: Vec<usize> =
+                (before.saturating_sub(recent(r))..before).map(|at| at % places).collect();
+            for place in (0..places).filter(|place| !known.contains(place)) {
+                own[ring + place * each..][..each].fill(f32::NAN);
             }
         }
         let span = layout.bytes(Region::Kv, "carry", encode(dtype, &values));
@@ -115,7 +164,7 @@ const ANY: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 fn convolutions() {
     for seed in 0..24 {
         let rng = &mut Rng::new(3000 + seed);
-        let rows = Rows::random(rng, seed % 3 == 0);
+        let rows = Rows::random(rng, seed);
         let (channels, taps) = (rng.pick(&[8, 40, 250, 600]), rng.pick(&[2, 3, 4, 4, 8]));
         let (x_type, y_type) = (rng.pick(&ANY), rng.pick(&ANY));
         let build = |layout: &mut Layout| {
@@ -128,10 +177,12 @@ fn convolutions() {
             let bias = rng.floats(channels, 1.0);
             let bias =
                 (rng.below(2) == 0).then(|| layout.floats(DType::F32, 1, channels, 0, &bias));
-            let carry = rows.carry(layout, rng, x_type, channels * (taps - 1));
+            let places = (taps - 1 + rows.drafts, channels);
+            let carry = rows.carry(layout, rng, x_type, 0, places, |_| taps - 1);
             let y = layout.poison(y_type, rows.bucket_tokens, channels, 0);
             let (from, bucket, single) = (from as u32, rows.bucket_rows as u32, rows.single);
-            let op = Conv { x, from, w, bias, carry, y, state, rows: bucket, single };
+            let q_len = rows.q_len as u32;
+            let op = Conv { x, from, w, bias, carry, y, state, rows: bucket, single, q_len };
             (vec![Op::from(op)], vec![live_part(&y, rows.live()), carry.span])
         };
         against_reference(&build, &|device, want, got| {
@@ -145,17 +196,17 @@ fn convolutions() {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Heads {
-    heads: usize,
-    groups: usize,
-    key: usize,
-    value: usize,
-    delta: bool,
-    x: DType,
+pub(crate) struct Heads {
+    pub(crate) heads: usize,
+    pub(crate) groups: usize,
+    pub(crate) key: usize,
+    pub(crate) value: usize,
+    pub(crate) delta: bool,
+    pub(crate) x: DType,
 }
 
 impl Heads {
-    fn random(rng: &mut Rng) -> Heads {
+    pub(crate) fn random(rng: &mut Rng) -> Heads {
         let groups = 1 + rng.below(3);
         let large = rng.below(3) == 0;
         let small = |rng: &mut Rng| 8 * (1 + rng.below(5));
@@ -173,16 +224,29 @@ impl Heads {
         if self.delta { Rule::Delta } else { Rule::StateSpace { least: 0.01 } }
     }
 
-    fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         2 * self.groups * self.key + self.heads * self.value
     }
 
-    fn states(&self) -> usize {
+    pub(crate) fn states(&self) -> usize {
         self.heads * self.key * self.value
     }
 
+    /// Elements of a token in the log.
+    pub(crate) fn log(&self) -> usize {
+        let [heads, groups, key, value] =
+            [self.heads, self.groups, self.key, self.value].map(|n| n as u32);
+        Scan::log_cols(heads, groups, key, value) as usize
+    }
+
     /// The op over these tokens and states, without its step.
-    fn scan(&self, layout: &mut Layout, rng: &mut Rng, x: Tensor, carry: Tensor) -> Scan {
+    pub(crate) fn scan(
+        &self,
+        layout: &mut Layout,
+        rng: &mut Rng,
+        x: Tensor,
+        carry: Tensor,
+    ) -> Scan {
         let Heads { heads, groups, key, value, delta, .. } = *self;
         let tokens = x.rows as usize;
         let mut vector = |scale: f32, more: f32| {
@@ -197,9 +261,7 @@ impl Heads {
         let gates = rng.floats(tokens * (from + read), 3.0);
         let gates = layout.floats(self.x, tokens, from + read, 0, &gates);
         let y = layout.poison(self.x, tokens, heads * value, 0);
-        let state =
-            Rows { rows: vec![], seats: vec![], bucket_rows: 1, bucket_tokens: 1, single: true };
-        let state = state.tables(layout);
+        let state = Rows::few(vec![], vec![], true).tables(layout);
         let [heads, groups, key, value] = [heads, groups, key, value].map(|n| n as u32);
         let (from, rule, rows, single) = (from as u32, self.rule(), 0, false);
         Scan {
@@ -219,6 +281,7 @@ impl Heads {
             state,
             rows,
             single,
+            q_len: 1,
         }
     }
 }
@@ -227,17 +290,19 @@ impl Heads {
 fn matrices_that_are_carried() {
     for seed in 0..30 {
         let rng = &mut Rng::new(4000 + seed);
-        let rows = Rows::random(rng, seed % 3 == 0);
+        let rows = Rows::random(rng, seed);
         let heads = Heads::random(rng);
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
             let gap = 8 * rng.below(2);
             let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
-            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
+            let (states, log) = (heads.states(), (places, heads.log()));
+            let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);
             let op = heads.scan(layout, rng, x, carry);
             let (state, bucket, single) =
                 (rows.tables(layout), rows.bucket_rows as u32, rows.single);
-            let op = Scan { state, rows: bucket, single, ..op };
+            let op = Scan { state, rows: bucket, single, q_len: rows.q_len as u32, ..op };
             let outs = vec![live_part(&op.y, rows.live()), carry.span];
             (vec![Op::from(op)], outs)
         };
@@ -293,12 +358,11 @@ fn chunks_of_any_size_give_the_same_bits() {
                 let single = tokens == fed.len();
                 let bucket_tokens = if single { tokens } else { tokens + 3 };
                 let row = |&s: &usize| Row { q_len: count[s], kv_len: at[s] + count[s] };
+                let seats = fed.iter().map(|s| 3 + 2 * s).collect();
                 let rows = Rows {
-                    rows: fed.iter().map(row).collect(),
-                    seats: fed.iter().map(|s| 3 + 2 * s).collect(),
                     bucket_rows: fed.len() + usize::from(!single),
                     bucket_tokens,
-                    single,
+                    ..Rows::few(fed.iter().map(row).collect(), seats, single)
                 };
                 let state = rows.tables(layout);
                 let x = layout.poison(heads.x, bucket_tokens, channels, 0);
@@ -327,6 +391,7 @@ fn chunks_of_any_size_give_the_same_bits() {
                     state,
                     rows: bucket,
                     single,
+                    q_len: 1,
                 };
                 let own = Scan { x: c, gates, y, state, rows: bucket, single, ..scan.clone() };
                 ops.extend([Op::from(conv), Op::from(own)]);
@@ -363,26 +428,21 @@ fn the_state_of_another_seat_is_found() {
         let rng = &mut Rng::new(6000 + seed);
         let heads = Heads { delta: seed % 2 == 0, x: DType::F32, ..Heads::random(rng) };
         let row = || Row { q_len: if seed < 2 { 1 } else { 3 }, kv_len: 9 };
-        let rows = |seats: [usize; 2]| Rows {
-            rows: vec![row(), row()],
-            seats: seats.to_vec(),
-            bucket_rows: 2,
-            bucket_tokens: 2 * row().q_len,
-            single: seed < 2,
-        };
+        let rows = |seats: [usize; 2]| Rows::few(vec![row(), row()], seats.to_vec(), seed < 2);
         let build = |layout: &mut Layout, seats: [usize; 2]| {
             let rng = &mut Rng::new(seed);
             let rows = rows(seats);
             let x = rows.values(layout, rng, heads.x, heads.cols(), 0);
-            let kept = rows.carry(layout, rng, heads.x, heads.cols() * 3);
-            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let kept = rows.carry(layout, rng, heads.x, 0, (3, heads.cols()), |_| 3);
+            let carry = rows.carry(layout, rng, DType::F32, heads.states(), (0, 0), |_| 0);
             let w =
                 layout.floats(DType::F32, heads.cols(), 4, 0, &rng.floats(heads.cols() * 4, 1.0));
             let op = heads.scan(layout, rng, x, carry);
             let (state, bucket, single) = (rows.tables(layout), 2, rows.single);
             let c = layout.poison(heads.x, rows.bucket_tokens, heads.cols(), 0);
+            let (from, bias, q_len) = (0, None, 1);
             let conv =
-                Conv { x, from: 0, w, bias: None, carry: kept, y: c, state, rows: bucket, single };
+                Conv { x, from, w, bias, carry: kept, y: c, state, rows: bucket, single, q_len };
             let outs = vec![op.y.span, c.span];
             let op = Scan { state, rows: bucket, single, ..op };
             (vec![Op::from(op), Op::from(conv)], outs)

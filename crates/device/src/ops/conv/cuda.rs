@@ -1,5 +1,5 @@
-//! `kernels/conv.cu`. Decode steps convolve and shift what is carried in one launch. Other steps convolve pieces of
-//! tokens, and a second launch replaces what is carried when no block reads it any more.
+//! `kernels/conv.cu`. Decode steps convolve and keep their inputs in one launch, with drafts and without. Other steps convolve
+//! pieces of tokens, and a second launch replaces what is carried when no block reads it any more.
 
 use crate::Result;
 use crate::cuda::launch::{Lowered, Target};
@@ -13,7 +13,7 @@ const PIECE: u32 = 16;
 impl Conv {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let blocks = self.w.rows.div_ceil(256);
-        if self.single {
+        if self.single || self.q_len > 1 {
             let kernel = self.kernel(target, "conv_step")?.grid(blocks, self.rows, 1);
             return Ok(vec![kernel.lowered()]);
         }
@@ -32,6 +32,8 @@ impl Conv {
         let kernel = Kernel::new(target, "conv", entry)
             .defines(&[
                 ("TAPS", self.w.cols),
+                ("PLACES", self.places()),
+                ("Q_LEN", self.q_len),
                 ("PIECE", PIECE),
                 ("BIAS", u32::from(self.bias.is_some())),
                 ("XT", code(self.x.dtype, Self::NAME)?),

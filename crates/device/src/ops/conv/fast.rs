@@ -23,6 +23,10 @@ struct ConvStep {
     tables: Tables,
     rows: usize,
     single: bool,
+    /// Rows of inputs that a seat carries.
+    places: usize,
+    /// A row has drafts: all its inputs are kept.
+    drafts: bool,
     level: Level,
 }
 
@@ -44,6 +48,8 @@ impl Conv {
             tables: Tables::new(memory, &self.state),
             rows: self.rows as usize,
             single: self.single,
+            places: self.places() as usize,
+            drafts: self.q_len > 1,
             level: lowering.level,
         })
     }
@@ -71,22 +77,28 @@ impl ConvStep {
             Some(own) => unsafe { load_floats(own.dtype, own.at(0, first), &mut bias[..count]) },
             None => bias.fill(0.0),
         }
-        let kept = |i: usize| self.carry.at(fed.seat, i * channels + first);
+        let place =
+            |position: usize| self.carry.at(fed.seat, position % self.places * channels + first);
         for i in 0..taps - 1 {
             let inputs = &mut window[i * BLOCK..][..count];
-            match fed.before {
-                0 => inputs.fill(0.0),
+            match (fed.before + i).checked_sub(taps - 1) {
+                None => inputs.fill(0.0),
                 // SAFETY: channels of the seat's inputs.
-                _ => unsafe { load_floats(self.carry.dtype, kept(i), inputs) },
+                Some(at) => unsafe { load_floats(self.carry.dtype, place(at), inputs) },
             }
         }
+        let replaced = if self.drafts { 0 } else { fed.tokens.len().saturating_sub(taps - 1) };
         // The newest input's place among the taps; the others follow it, the oldest first.
         let mut newest = taps - 1;
-        for token in fed.tokens.clone() {
+        for (j, token) in fed.tokens.clone().enumerate() {
             let inputs = &mut window[newest * BLOCK..][..count];
-            // SAFETY: channels of the token, and its results, which this chunk alone writes; the level was detected.
+            // SAFETY: channels of the token, its results and the seat's inputs, which this chunk alone writes; the level was
+            // detected.
             unsafe {
                 load_floats(self.x.dtype, self.x.at(token, self.from + first), inputs);
+                if j >= replaced {
+                    store_floats(self.carry.dtype, place(fed.before + j), inputs);
+                }
                 sums[..count].copy_from_slice(&bias[..count]);
                 for tap in 0..taps {
                     let inputs = &window[(newest + 1 + tap) % taps * BLOCK..][..count];
@@ -96,12 +108,6 @@ impl ConvStep {
                 store_floats(self.y.dtype, self.y.at(token, first), &sums[..count]);
             }
             newest = (newest + 1) % taps;
-        }
-        for i in 0..taps - 1 {
-            // `newest` is where the next input would go: the oldest that is kept follows it.
-            let inputs = &window[(newest + 1 + i) % taps * BLOCK..][..count];
-            // SAFETY: channels of the seat's inputs, which this chunk alone touches.
-            unsafe { store_floats(self.carry.dtype, kept(i), inputs) };
         }
     }
 }

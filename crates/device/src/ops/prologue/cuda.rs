@@ -92,6 +92,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
             ("HISTORY", 1),
             ("AREA_HISTORY", areas.history),
             ("HISTORY_CAP", areas.history_cap),
+            ("MOST_DRAFTS", limits.drafts()),
             ("ROW_DRAFTS", row::DRAFTS),
             ("ROW_FORCED", row::FORCED),
             ("RING_PLACE_WORDS", ring::PLACE_WORDS),
@@ -151,7 +152,9 @@ impl Prologue {
             .optional(self.given.map(|given| given.blocks[0]))
             .optional(self.given.map(|given| given.blocks[1]))
             .ints(&[self.rows, self.tokens, ways(self.rows, target), self.pages])
-            .tensors(s.history.as_ref().as_slice());
+            .tensors(s.history.as_ref().as_slice())
+            .tensors(s.settled.as_ref().as_slice())
+            .tensors(s.row_replay.as_ref().as_slice());
         Ok(vec![kernel.lowered()])
     }
 }

@@ -16,11 +16,12 @@ impl Scan {
         let Scan { heads, groups, key, value, .. } = *self;
         let parts = value / COLUMNS;
         let warps = [4, 2, 1].into_iter().find(|&warps| parts.is_multiple_of(warps)).unwrap_or(1);
-        // Queries and keys of a tile are in shared memory.
-        let tile = match (self.single, key > 128) {
-            (true, _) => 1,
-            (false, false) => 32,
-            (false, true) => 16,
+        // Queries and keys of a tile are in shared memory, and accepted drafts that are taken from the log.
+        let tile = match (self.single, self.q_len > 1, key > 128) {
+            (true, ..) => limits.drafts().max(1),
+            (false, true, _) => limits.tokens_per_row,
+            (false, false, false) => 32,
+            (false, false, true) => 16,
         };
         let (delta, least) = match self.rule {
             Rule::Delta => (1, 0.0),
@@ -39,6 +40,12 @@ impl Scan {
                 ("V_AT", at.value as u32),
                 ("DELTA", delta),
                 ("SINGLE", u32::from(self.single)),
+                ("VERIFY", u32::from(self.q_len > 1)),
+                ("DRAFTS", limits.drafts()),
+                ("LOGGED", limits.logged()),
+                ("CHANGES_AT", self.log().changes as u32),
+                ("DECAYS_AT", self.log().decays as u32),
+                ("LOG_COLS", self.log().cols),
                 ("WARPS", warps),
                 ("TILE", tile),
                 ("SKIP", u32::from(skip.is_some())),
@@ -54,6 +61,7 @@ impl Scan {
             .tensors(&[&self.x, &self.gates, &self.a, &self.dt])
             .optional(skip.map(|skip| skip.span))
             .tensors(&[&self.carry, &self.y, &s.row_seat, &s.q_start, &s.kv_len])
+            .optional(s.row_replay.map(|replay| replay.span))
             .ints(&[limits.seats, limits.context(), self.from])
             .ints(&[self.x.stride, self.gates.stride, self.carry.stride, self.y.stride])
             .arg(Arg::F32(least))

@@ -1,6 +1,6 @@
-//! Rows and heads are divided among the threads; a head's matrix is changed where it lies.
+//! Rows and heads are divided among the threads; a head's matrix is changed where it lies. Drafts change a copy in scratch.
 
-use super::{Columns, LENGTH_EPS};
+use super::{Columns, LENGTH_EPS, Log};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, dot, fma, levels};
@@ -26,6 +26,11 @@ struct ScanStep {
     tables: Tables,
     rows: usize,
     single: bool,
+    /// Rows have drafts.
+    drafts: bool,
+    log: Log,
+    /// Tokens in the log.
+    logged: usize,
     level: Level,
 }
 
@@ -55,15 +60,67 @@ impl Scan {
             tables: Tables::new(memory, &self.state),
             rows: self.rows as usize,
             single: self.single,
+            drafts: self.q_len > 1,
+            log: self.log(),
+            logged: self.state.limits.logged() as usize,
             level: lowering.level,
         })
     }
 }
 
 impl ScanStep {
-    /// Floats of a worker's scratch: a query, a key, a value, and products of key and query with the matrix.
+    /// Floats of a worker's scratch: a query, a key, a value, products of key and query with the matrix, and the matrix after
+    /// drafts.
     fn own_floats(&self) -> usize {
-        2 * self.key + 3 * self.value
+        let copy = if self.drafts { self.key * self.value } else { 0 };
+        2 * self.key + 3 * self.value + copy
+    }
+
+    /// Where the log of a seat has a position's token.
+    fn place(&self, seat: usize, position: usize) -> *mut f32 {
+        let place = position % self.logged * self.log.cols as usize;
+        self.carry.at(seat, self.heads * self.key * self.value + place).cast()
+    }
+
+    /// The first column of a head's keys in the log.
+    fn group(&self, head: usize) -> usize {
+        self.columns[head].key - self.columns[0].key
+    }
+
+    /// Takes the accepted drafts of the last step from the log.
+    fn replay(&self, fed: &Fed, head: usize, matrix: &mut [f32]) {
+        let count = self.tables.replay(fed.row).min(fed.before);
+        for position in fed.before - count..fed.before {
+            let from = self.place(fed.seat, position);
+            // SAFETY: parts of the token's entry, which no chunk writes in this step: the log has other places for its drafts. The
+            // level was detected.
+            unsafe {
+                let k = std::slice::from_raw_parts(from.add(self.group(head)), self.key);
+                let at = self.log.changes + head * self.value;
+                let change = std::slice::from_raw_parts(from.add(at), self.value);
+                again(self.level, matrix, k, change, *from.add(self.log.decays + head));
+            }
+        }
+    }
+
+    /// Writes a draft into the log; the first head of a group has its key.
+    fn keep(
+        &self,
+        fed: &Fed,
+        head: usize,
+        index: usize,
+        (k, change, decay): (&[f32], &[f32], f32),
+    ) {
+        let to = self.place(fed.seat, fed.before + index);
+        // SAFETY: parts of the entry that this chunk alone writes and no chunk reads in this step.
+        unsafe {
+            if head == 0 || self.group(head) != self.group(head - 1) {
+                k.as_ptr().copy_to_nonoverlapping(to.add(self.group(head)), k.len());
+            }
+            let at = self.log.changes + head * self.value;
+            change.as_ptr().copy_to_nonoverlapping(to.add(at), change.len());
+            to.add(self.log.decays + head).write(decay);
+        }
     }
 
     /// The decay and the strength of a head for a token.
@@ -92,15 +149,25 @@ impl ScanStep {
         let (q, own) = own.split_at_mut(key);
         let (k, own) = own.split_at_mut(key);
         let (v, own) = own.split_at_mut(value);
-        let (known, result) = own.split_at_mut(value);
+        let (known, own) = own.split_at_mut(value);
+        let (result, copy) = own.split_at_mut(value);
         let place = self.carry.at(fed.seat, head * key * value).cast::<f32>();
         // SAFETY: the head's matrix of the seat, f32, which this chunk alone touches.
-        let matrix = unsafe { std::slice::from_raw_parts_mut(place, key * value) };
+        let mut matrix = unsafe { std::slice::from_raw_parts_mut(place, key * value) };
         if fed.before == 0 {
             matrix.fill(0.0);
         }
+        self.replay(fed, head, matrix);
+        let mut copy = Some(copy);
         let skip = self.skip.as_ref().map_or(0.0, |skip| skip.get(0, head));
-        for token in fed.tokens.clone() {
+        for (index, token) in fed.tokens.clone().enumerate() {
+            if self.drafts
+                && index > 0
+                && let Some(copy) = copy.take()
+            {
+                copy.copy_from_slice(matrix);
+                matrix = copy;
+            }
             let (decay, strength) = self.gates(token, head);
             // SAFETY: parts of the token's row.
             unsafe {
@@ -119,6 +186,9 @@ impl ScanStep {
                 change(level, matrix, q, k, v, known, result, (strength, delta, skip));
                 let to = self.y.at(token, head * value);
                 store_floats(self.y.dtype, to, result);
+            }
+            if self.drafts && index > 0 {
+                self.keep(fed, head, index, (k, known, decay));
             }
         }
     }
@@ -174,6 +244,16 @@ fn change_body<const FMA: bool>(
     }
 }
 
+/// Decays the matrix and adds a token to it that was added before.
+#[inline(always)]
+fn again_body<const FMA: bool>(matrix: &mut [f32], k: &[f32], change: &[f32], decay: f32) {
+    for (line, k) in matrix.chunks_exact_mut(change.len()).zip(k) {
+        line.iter_mut()
+            .zip(change)
+            .for_each(|(x, change)| *x = fma::<FMA>(*k, *change, *x * decay));
+    }
+}
+
 levels! {
     /// Divides a vector by its length and multiplies it by `factor`.
     fn unit(vector: &mut [f32], factor: f32) = unit_body;
@@ -182,6 +262,11 @@ levels! {
 levels! {
     /// Decays the matrix, and multiplies key and query with it.
     fn products(matrix: &mut [f32], q: &[f32], k: &[f32], decay: f32, known: &mut [f32], result: &mut [f32]) = products_body;
+}
+
+levels! {
+    /// Decays the matrix and adds a token to it that was added before.
+    fn again(matrix: &mut [f32], k: &[f32], change: &[f32], decay: f32) = again_body;
 }
 
 levels! {

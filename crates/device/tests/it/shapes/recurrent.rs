@@ -10,7 +10,7 @@ type Make<'a> = &'a mut dyn FnMut(Region, DType, u32, u32) -> Tensor;
 pub(crate) fn ops(
     act: DType,
     state: StepState,
-    (rows, tokens, single): (u32, u32, bool),
+    (rows, tokens, single, q_len): (u32, u32, bool, u32),
     live: Option<Span>,
     tensor: Make<'_>,
 ) -> Vec<Op> {
@@ -38,9 +38,11 @@ pub(crate) fn ops(
         let group = if delta { value } else { heads * value / groups };
         let weight = vector(act, if delta { value } else { heads * value });
         let norm = GatedNorm { norm: Norm { weight, eps: 1e-6 }, group, after: !delta };
-        let kept = tensor(Region::Kv, act, seats, channels * (taps - 1));
-        let carry = tensor(Region::Kv, DType::F32, seats, heads * key * value);
-        let conv = Conv { x, from: 0, w, bias, carry: kept, y: c, state, rows, single };
+        let inputs = taps - 1 + state.limits.drafts();
+        let log = state.limits.logged() * Scan::log_cols(heads, groups, key, value);
+        let kept = tensor(Region::Kv, act, seats, channels * inputs);
+        let carry = tensor(Region::Kv, DType::F32, seats, heads * key * value + log);
+        let conv = Conv { x, from: 0, w, bias, carry: kept, y: c, state, rows, single, q_len };
         ops.push(Op::from(conv));
         ops.push(Op::from(Scan {
             x: c,
@@ -59,6 +61,7 @@ pub(crate) fn ops(
             state,
             rows,
             single,
+            q_len,
         }));
         let from = channels;
         let gated = Gated { x: o, z: x, from, gate: Gate::Silu, norm: Some(norm), y: o, live };
