@@ -531,7 +531,7 @@ pub(crate) struct Memory {
     kv_layers: (u32, u32),
     /// Tokens that the latter keep; 0 if there are none.
     kv_window: u32,
-    /// Bytes of a sequence's recurrent states.
+    /// Bytes of a sequence's recurrent states, with what drafts need.
     carries: u64,
     workspace: u64,
 }
@@ -561,6 +561,7 @@ impl Loaded {
         let geometry = engine::exec::Executor::geometry(&self.executor);
         let Geometry { pages, page_size, pages_per_seat, kept, .. } = geometry;
         let coverage = engine::exec::Executor::coverage(&self.executor);
+        let limits = &self.executor.runners().bindings().state.limits;
         // One page is reserved for padding rows.
         let there = u64::from(pages.saturating_sub(1));
         let each = kept.pages_of(pages_per_seat, page_size, coverage.prefill_tokens).max(1);
@@ -573,7 +574,7 @@ impl Loaded {
             kv_pages: (pages, graph::layout::page_bytes(&self.program, page_size)),
             kv_layers: (self.program.caches.len() as u32 - windowed, windowed),
             kv_window: kept.window,
-            carries: self.program.carry_bytes(),
+            carries: self.program.seat_bytes(limits),
             workspace: [Region::State, Region::Workspace, Region::HostMapped]
                 .map(|region| arena.size(region))
                 .iter()

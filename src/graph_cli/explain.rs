@@ -67,7 +67,7 @@ pub(super) fn run(args: &ExplainArgs, programs: &Programs<'_>) -> Result<()> {
             let (plan, target) = shape.plan(&configured)?;
             let explained = || {
                 let explained = graph::explain::explain(&plan, &target);
-                explained.with_caches(configured.program(), args.model.page_size)
+                explained.with_caches(configured.program(), &configured.limits)
             };
             match format {
                 Format::Svg => plan.svg(),

@@ -139,12 +139,6 @@ pub enum CompileError {
         /// How many read it.
         readers: usize,
     },
-    /// Drafts of a model whose state cannot go back to before a rejected one.
-    #[error("`{program}` has recurrent layers, whose state rejected drafts would change")]
-    Drafts {
-        /// The program.
-        program: String,
-    },
     /// Steps that wait for each other.
     #[error("steps wait for each other: {steps}")]
     Cycle {
@@ -219,9 +213,6 @@ pub fn schedule(
     if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens || uneven {
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
-    }
-    if key.q_len > 1 && !program.carries.is_empty() {
-        return Err(CompileError::Drafts { program: program.name.clone() });
     }
     let steps = draft::draft(fold::fold(&adapt::adapt(program, key)), program, key);
     let steps = fuse::fuse(program, steps, key, fusion(target, key));

@@ -10,10 +10,10 @@ use crate::explain::caches::Caches;
 use crate::plan::{Plan, bytes, outputs};
 use crate::program::Program;
 use crate::{BackendKind, Phase};
-use device::Op;
 use device::op::FusedKernel;
 use device::ops::Traffic;
 pub use device::target::KernelUse;
+use device::{Op, StepLimits};
 use serde::Serialize;
 
 /// A node explained.
@@ -131,9 +131,9 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
 }
 
 impl Explanation {
-    /// The same with what the program keeps of tokens, in pages of so many.
-    pub fn with_caches(self, program: &Program, page_size: u32) -> Explanation {
-        Explanation { caches: Some(Caches::of(program, page_size)), ..self }
+    /// The same with what the program keeps of tokens, where steps have these limits.
+    pub fn with_caches(self, program: &Program, limits: &StepLimits) -> Explanation {
+        Explanation { caches: Some(Caches::of(program, limits)), ..self }
     }
 
     /// For people.

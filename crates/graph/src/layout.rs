@@ -131,9 +131,10 @@ impl Layout {
         };
         let given = program.inputs.iter().map(given).collect();
         let carried = |carry: &Carry| {
-            let bytes = u64::from(limits.seats) * carry.seat_bytes();
+            let cols = carry.seat_cols(&limits);
+            let bytes = u64::from(limits.seats) * carry.bytes(cols);
             let span = arena.alloc(Region::Kv, "recurrent states", bytes);
-            Tensor::dense(span, carry.dtype, limits.seats, carry.cols)
+            Tensor::dense(span, carry.dtype, limits.seats, cols)
         };
         let carries = program.carries.iter().map(carried).collect();
         let loads = program.experts().map(|experts| {
@@ -175,9 +176,10 @@ impl Layout {
             return;
         }
         for carry in &program.carries {
-            let bytes = u64::from(slots) * carry.seat_bytes();
+            let cols = carry.copied_cols(&self.bindings.state.limits);
+            let bytes = u64::from(slots) * carry.bytes(cols);
             let span = self.arena.alloc(Region::Kv, "recurrent states of prefixes", bytes);
-            let copies = Tensor::dense(span, carry.dtype, slots, carry.cols);
+            let copies = Tensor::dense(span, carry.dtype, slots, cols);
             self.bindings.carry_copies.push(copies);
         }
     }

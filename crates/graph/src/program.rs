@@ -17,8 +17,8 @@ pub use kept::Kept;
 pub use device::op::{Activation, Gate, Lookup, Pairs, Pooling, Routing, Rule, Score};
 
 use crate::Phase;
-use device::DType;
 use device::operand::{Operands, Plain, Unset};
+use device::{DType, StepLimits};
 use serde::{Deserialize, Serialize};
 
 /// A length: constant, or set by the bucket.
@@ -206,12 +206,41 @@ pub struct Carry {
     pub cols: u32,
     /// Element type.
     pub dtype: DType,
+    /// What it has besides where steps verify drafts, so that rejected ones leave no trace.
+    pub more: More,
+}
+
+/// What a seat carries besides its state where steps verify drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum More {
+    /// So many elements of each draft that a row may have.
+    Inputs(u32),
+    /// A log with so many elements of each of its tokens ([`StepLimits::logged`]). It is empty where a prompt is fed.
+    Log(u32),
 }
 
 impl Carry {
-    /// Bytes of a seat.
-    pub(crate) fn seat_bytes(&self) -> u64 {
-        self.dtype.bytes(self.cols as usize) as u64
+    /// Elements of a seat, where steps have these limits.
+    pub(crate) fn seat_cols(&self, limits: &StepLimits) -> u32 {
+        self.cols
+            + match self.more {
+                More::Inputs(each) => each * limits.drafts(),
+                More::Log(each) => each * limits.logged(),
+            }
+    }
+
+    /// The first elements of a seat, which copies behind prefixes have: all but a log.
+    pub(crate) fn copied_cols(&self, limits: &StepLimits) -> u32 {
+        match self.more {
+            More::Inputs(_) => self.seat_cols(limits),
+            More::Log(_) => self.cols,
+        }
+    }
+
+    /// Bytes of so many elements.
+    pub(crate) fn bytes(&self, cols: u32) -> u64 {
+        self.dtype.bytes(cols as usize) as u64
     }
 }
 
@@ -409,9 +438,19 @@ impl Program {
         })
     }
 
-    /// Bytes that a sequence's recurrent states take; 0 if it has none.
+    /// Bytes of a sequence's recurrent states; 0 if it has none.
     pub fn carry_bytes(&self) -> u64 {
-        self.carries.iter().map(Carry::seat_bytes).sum()
+        self.carries.iter().map(|carry| carry.bytes(carry.cols)).sum()
+    }
+
+    /// The same with what a seat has besides, where steps have these limits.
+    pub fn seat_bytes(&self, limits: &StepLimits) -> u64 {
+        self.carries.iter().map(|carry| carry.bytes(carry.seat_cols(limits))).sum()
+    }
+
+    /// Bytes of a copy of them behind a prefix.
+    pub fn copy_bytes(&self, limits: &StepLimits) -> u64 {
+        self.carries.iter().map(|carry| carry.bytes(carry.copied_cols(limits))).sum()
     }
 
     /// Whether it has nodes for adapters.

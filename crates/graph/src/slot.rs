@@ -144,6 +144,8 @@ slots! {
     seen: Sampler, Length::SeatVocab, Padding::Keep;
     history: Sampler, Length::SeatContext, Padding::Keep;
     row_drafts: Prologue, Length::Rows(0), Padding::Keep;
+    settled: Prologue, Length::Seats(1), Padding::Keep;
+    row_replay: Prologue, Length::Rows(0), Padding::Zero;
 }
 
 /// A pad entry that breaks its slot's padding policy.

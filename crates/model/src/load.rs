@@ -189,7 +189,7 @@ fn state_copies(
         DeviceKind::Cpu => CPU_STATE_BYTES.min(free / 16),
         DeviceKind::Cuda => free / 16,
     };
-    let fit = asked.unwrap_or(usual).checked_div(program.carry_bytes()).unwrap_or(0);
+    let fit = asked.unwrap_or(usual).checked_div(program.copy_bytes(limits)).unwrap_or(0);
     // More are of little use: each prompt leaves two.
     let useful = if asked.is_some() { u32::MAX } else { 8 * limits.seats };
     u32::try_from(fit).unwrap_or(u32::MAX).min(useful)
@@ -316,10 +316,6 @@ impl Configured {
 
 /// Refuses what the state of recurrent layers does not allow.
 fn recurrent(options: &LoadOptions) -> Result<(), LoadError> {
-    if options.spec.is_some() {
-        let why = "their state cannot go back to before a rejected draft; leave --spec out";
-        return Err(LoadError::Recurrent(why));
-    }
     if options.keep != KeepOptions::default() {
         let why = "evicted pages cannot be used without their state; leave --kv-host-memory and --kv-disk out";
         return Err(LoadError::Recurrent(why));

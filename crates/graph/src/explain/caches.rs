@@ -3,6 +3,7 @@
 use crate::layout::page_bytes;
 use crate::plan::bytes;
 use crate::program::{Cache, Program};
+use device::StepLimits;
 use serde::Serialize;
 
 /// Layers that keep the same tokens.
@@ -42,8 +43,9 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    /// Of a program with pages of so many tokens.
-    pub(crate) fn of(program: &Program, page_size: u32) -> Caches {
+    /// Of a program whose steps have these limits.
+    pub(crate) fn of(program: &Program, limits: &StepLimits) -> Caches {
+        let page_size = limits.page_size;
         let kept = program.kept();
         let kind = |tables: std::ops::Range<u32>, window: Option<u32>| {
             let of = |(index, _): &(usize, &Cache)| tables.contains(&kept.table(*index));
@@ -56,7 +58,8 @@ impl Caches {
         let (full, all) = (kept.full, kept.tables());
         let kinds = [kind(0..full, None), kind(full..all, Some(kept.window))];
         let kinds = kinds.into_iter().filter(|kind| kind.layers > 0).collect();
-        let (page_bytes, carry_bytes) = (page_bytes(program, page_size), program.carry_bytes());
+        let (page_bytes, carry_bytes) =
+            (page_bytes(program, page_size), program.seat_bytes(limits));
         Caches { kinds, page_bytes, page_size, carry_bytes }
     }
 

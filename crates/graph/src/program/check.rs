@@ -79,7 +79,7 @@ pub enum ProgramError {
     },
     /// A program that drafts and is not built on the one that verifies.
     #[error(
-        "`{program}` cannot draft: it samples, has other caches or rotations than the program it is for, or one of them has recurrent layers"
+        "`{program}` cannot draft: it samples, has recurrent layers, or other caches or rotations than the program it is for"
     )]
     Drafter {
         /// The program.
@@ -339,7 +339,8 @@ impl Binder<Symbolic> for Shapes<'_> {
         match self.program.carries.get(id.0 as usize) {
             Some(carry) => {
                 let seats = self.state.limits.seats;
-                Ok(self.alloc(Region::Kv, carry.dtype, seats, carry.cols))
+                let cols = carry.seat_cols(&self.state.limits);
+                Ok(self.alloc(Region::Kv, carry.dtype, seats, cols))
             }
             None => Err(format!("there is no recurrent state {}", id.0)),
         }

@@ -102,7 +102,6 @@ fn written(program: &Program) -> Vec<Step> {
         let made = step.op.made().is_some_and(|value| needed.contains(&value));
         let writes = |op: &ProgramOp| {
             matches!(op, ProgramOp::RopeKv(_) | ProgramOp::LatentKv(_) | ProgramOp::DraftRows(_))
-                || matches!(op, ProgramOp::Conv(_) | ProgramOp::Scan(_))
         };
         if made || writes(&step.op) {
             needed.extend(step.op.reads());
@@ -241,7 +240,8 @@ impl Program {
     pub(super) fn check_drafter(&self) -> Result<(), ProgramError> {
         for program in self.drafter.iter().flat_map(|drafter| drafter.programs()) {
             let same = program.caches == self.caches && program.ropes == self.ropes;
-            let carries = !program.carries.is_empty() || !self.carries.is_empty();
+            // What drafts feeds tokens that may be rejected, one by one.
+            let carries = !program.carries.is_empty();
             if !same || carries || program.drafter.is_some() || program.is_step() {
                 return Err(ProgramError::Drafter { program: program.name.clone() });
             }

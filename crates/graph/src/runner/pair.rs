@@ -480,13 +480,14 @@ impl Runners {
 
     fn copy_states(&self, states: &[StateInput]) -> Result<(), RunError> {
         let Bindings { carries, carry_copies, .. } = &*self.bindings;
-        let row = |tensor: &Tensor, row: u32| {
-            let bytes = tensor.span.len / u64::from(tensor.rows);
-            tensor.span.part(u64::from(row) * bytes, bytes)
+        let row = |tensor: &Tensor, row: u32, cols: u32| {
+            let bytes = |cols: u32| tensor.dtype.bytes(cols as usize) as u64;
+            tensor.span.part(u64::from(row) * bytes(tensor.cols), bytes(cols))
         };
         for &StateInput { seat, slot, restores } in states {
             for (carry, copies) in carries.iter().zip(carry_copies) {
-                let (own, copy) = (row(carry, seat), row(copies, slot));
+                // A log is not copied: it is empty where a prompt is fed.
+                let (own, copy) = (row(carry, seat, copies.cols), row(copies, slot, copies.cols));
                 let (from, to) = if restores { (copy, own) } else { (own, copy) };
                 let op = device::Op::Copy(device::op::Copy { from, to });
                 let node = Node { op, name: "copy_state".into(), layer: None };

@@ -29,6 +29,9 @@ impl Drafting for Draft {
         let Ask { target, numerics, precision, context, most_rows, .. } = *ask;
         let written =
             model.write_drafter(&verifier.program, target, numerics, precision, context)?;
+        if written.program.carry_bytes() > 0 {
+            return Err(wrong("needs a model without recurrent layers"));
+        }
         let drafter = Drafter::new(written.program.clone(), most_rows);
         verifier.program = verifier.program.clone().with_drafter(drafter)?;
         Ok(Some(Beside { model, written, ids: None }))

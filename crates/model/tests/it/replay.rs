@@ -1,6 +1,6 @@
 //! Replays of real models' programs equal their plans: every family of `goldens/` × every backend × every
 //! bucket × random batches, each step run op by op and by replay from the same state and compared byte
-//! for byte. On the CPU, and the same on a GPU when there is one.
+//! for byte. Models with recurrent layers also verify drafts. On the CPU, and the same on a GPU when there is one.
 
 use crate::models;
 use device::{Device, DeviceChoice, StepLimits};
@@ -28,6 +28,7 @@ fn sweep(folder: &Path, device: &Device) -> &'static str {
     let positions = (model.config.max_position as u32).min(128);
     let written = model.write(&*target, device.numerics(), precision(&*target), positions).unwrap();
     let program = &written.program;
+    let recurs = program.carry_bytes() > 0;
     let limits = StepLimits {
         seats: 8,
         rows: 8,
@@ -36,15 +37,19 @@ fn sweep(folder: &Path, device: &Device) -> &'static str {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: true,
-        tokens_per_row: 1,
+        tokens_per_row: if recurs { 4 } else { 1 },
         tables: program.kept().tables().max(1),
     };
     let target = CompileTarget::new(target);
     let decode = buckets("1,2,4,8", Phase::Decode, &limits);
     let prefill = buckets("8,16,24,40", Phase::Prefill, &limits);
-    let keys: Vec<_> =
-        [&decode, &prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
-    let setups = Setup::each_backend(&target, &decode, &prefill);
+    let mut setups = Setup::each_backend(&target, &decode, &prefill);
+    for setup in setups.iter_mut().filter(|_| recurs) {
+        setup.decode.q_lens = vec![2, 4];
+    }
+    let configs = [&setups[0].decode, &setups[0].prefill];
+    let keys: Vec<_> = configs.iter().flat_map(|config| config.keys(&limits)).collect();
+    assert_eq!(keys.len(), if recurs { 16 } else { 8 });
     let sweep = Sweep { setups, steps: STEPS, replays: 1, seed: 1 };
     let mut layout = Layout::new(program, &target, limits, &keys).unwrap();
     layout.add_pages(program, 1 + limits.seats * limits.pages_per_seat * limits.tables);
@@ -53,7 +58,7 @@ fn sweep(folder: &Path, device: &Device) -> &'static str {
     model.fill(&written, device, &arena, &bindings, &|_| ()).unwrap();
     let findings = sweep.run(device, &arena, program, &bindings, &mut |_| ()).unwrap();
     assert!(findings.passed(), "{}: {findings:?}", folder.display());
-    assert_eq!(findings.verified.len(), 3 * 8);
+    assert_eq!(findings.verified.len(), 3 * keys.len());
     assert!(findings.verified.iter().all(|line| line.steps == STEPS));
     model.config.family
 }

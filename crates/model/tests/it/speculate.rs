@@ -1,7 +1,8 @@
 //! Answers with drafts are those without, to the bit where kernels are fixed: greedy and drawn, with penalties, biases,
 //! stop tokens, log-probabilities and several choices, from cached prefixes, in pieces, preempted, and several steps to a
-//! launch.
+//! launch. So are those of models whose recurrent layers must forget what was rejected.
 
+use crate::models;
 use device::{Device, DeviceChoice};
 use engine::offline::{Completion, Offline};
 use engine::request::{Request, RequestId, Sampling};
@@ -23,8 +24,27 @@ fn sized(layers: usize, seed: u64) -> ModelSource {
     ModelSource::Dummy { config: Box::new(config), seed }
 }
 
+/// A model whose drafts are verified, or that drafts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// A random one with this many layers, and its seed.
+    Dummy(usize, u64),
+    /// One of the goldens.
+    Golden(&'static str),
+}
+
+impl Kind {
+    fn source(self) -> ModelSource {
+        match self {
+            Kind::Dummy(layers, seed) => sized(layers, seed),
+            Kind::Golden(name) => ModelSource::Checkpoint(models::folder().join(name)),
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Setting {
+    model: Kind,
     spec: Option<&'static str>,
     steps: &'static str,
     pages: u32,
@@ -32,11 +52,12 @@ struct Setting {
     context: u32,
     /// Every step has as many drafts as there can be, not as many as pay.
     all: bool,
-    /// Layers and seed of the model that drafts.
-    drafter: Option<(usize, u64)>,
+    /// The model that drafts.
+    drafter: Option<Kind>,
 }
 
 const PLAIN: Setting = Setting {
+    model: Kind::Dummy(2, 3),
     spec: None,
     steps: "1",
     pages: 200,
@@ -47,7 +68,7 @@ const PLAIN: Setting = Setting {
 };
 
 /// The model drafts for itself.
-const SELF: Setting = Setting { drafter: Some((2, 3)), ..PLAIN };
+const SELF: Setting = Setting { drafter: Some(PLAIN.model), ..PLAIN };
 
 fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
     let spec: Option<Speculation> = setting.spec.map(|spec| spec.parse().unwrap());
@@ -57,14 +78,14 @@ fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
         prefill_tokens: Some(64),
         pages: Some(setting.pages),
         spec,
-        spec_model: setting.drafter.map(|(layers, seed)| sized(layers, seed)),
+        spec_model: setting.drafter.map(Kind::source),
         ..LoadOptions::default()
     };
     let flags = &mut options.graphs.flags;
     flags.insert("graph-kernels".into(), "fixed".into());
     flags.insert("graph-steps".into(), setting.steps.into());
     flags.insert("graph-fallback".into(), "error".into());
-    let mut loaded = load_executor(&model(), device, &options, &|_| {}).unwrap();
+    let mut loaded = load_executor(&setting.model.source(), device, &options, &|_| {}).unwrap();
     if let Some(spec) = spec.filter(|_| setting.all) {
         loaded.executor.force_drafts(spec.drafts, 0);
     }
@@ -116,12 +137,6 @@ fn answers(engine: &mut Offline<GraphExecutor>) -> (Vec<Completion>, u64) {
 }
 
 fn check(device: &Device) {
-    let (wanted, plain_steps) = answers(&mut engine(device, PLAIN));
-    let choices = |answers: &[Completion]| -> Vec<_> {
-        answers.iter().map(|answer| answer.choices.clone()).collect()
-    };
-    let wanted = choices(&wanted);
-    assert!(wanted.iter().flatten().any(|answer| answer.tokens.len() > 100));
     let ways = [
         ("three drafts", Setting { spec: Some("ngram"), ..PLAIN }),
         ("one draft", Setting { spec: Some("ngram:1"), ..PLAIN }),
@@ -131,19 +146,34 @@ fn check(device: &Device) {
         ("pieces of 5", Setting { spec: Some("ngram:2"), step_tokens: 5, ..PLAIN }),
         ("as many as pay", Setting { spec: Some("ngram:8"), all: false, ..PLAIN }),
         ("a drafter", Setting { spec: Some("draft:3"), ..SELF }),
-        ("a poor drafter", Setting { spec: Some("draft:2"), drafter: Some((1, 9)), ..PLAIN }),
+        (
+            "a poor drafter",
+            Setting { spec: Some("draft:2"), drafter: Some(Kind::Dummy(1, 9)), ..PLAIN },
+        ),
         ("a drafter in loops", Setting { spec: Some("draft:4"), steps: "6", ..SELF }),
         ("a drafter, few pages", Setting { spec: Some("draft:8"), pages: 34, ..SELF }),
         ("a drafter, pieces of 5", Setting { spec: Some("draft:1"), step_tokens: 5, ..SELF }),
         ("a drafter that pays", Setting { spec: Some("draft:5"), all: false, ..SELF }),
     ];
-    for (name, setting) in ways {
+    same_answers(device, PLAIN, &ways);
+}
+
+/// Compares the answers of all ways with those of `plain`.
+fn same_answers(device: &Device, plain: Setting, ways: &[(&str, Setting)]) {
+    let (wanted, plain_steps) = answers(&mut engine(device, plain));
+    let choices = |answers: &[Completion]| -> Vec<_> {
+        answers.iter().map(|answer| answer.choices.clone()).collect()
+    };
+    let wanted = choices(&wanted);
+    assert!(wanted.iter().flatten().any(|answer| answer.tokens.len() > 100));
+    for &(name, setting) in ways {
+        let name = format!("{:?}, {name}", setting.model);
         let mut engine = engine(device, setting);
         for turn in ["at first", "from cached prefixes"] {
             let (found, steps) = answers(&mut engine);
             assert_eq!(choices(&found), wanted, "{name}, {turn}");
             let usual = (setting.pages, setting.step_tokens) == (PLAIN.pages, PLAIN.step_tokens);
-            if usual && setting.all && setting.drafter.is_none_or(|of| of == (2, 3)) {
+            if usual && setting.all && setting.drafter.is_none_or(|of| of == setting.model) {
                 assert!(steps < plain_steps, "{name}: {steps} steps, {plain_steps} without drafts");
             }
         }
@@ -163,6 +193,41 @@ fn drafts_change_nothing_on_the_cpu() {
 fn drafts_change_nothing_on_the_gpu() {
     match Device::open(DeviceChoice::Cuda(0)) {
         Ok((device, _)) => check(&device),
+        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
+    }
+}
+
+/// Models with recurrent layers of every kind, with drafts from the text and of a model that is mostly wrong.
+fn check_recurrent(device: &Device, models: &[&'static str]) {
+    for model in models {
+        let plain = Setting { model: Kind::Golden(model), ..PLAIN };
+        let poor = Setting { drafter: Some(Kind::Golden("qwen3")), ..plain };
+        let ways = [
+            ("three drafts", Setting { spec: Some("ngram"), ..plain }),
+            ("one draft", Setting { spec: Some("ngram:1"), ..plain }),
+            ("eight drafts", Setting { spec: Some("ngram:8"), ..plain }),
+            ("several steps a launch", Setting { spec: Some("ngram:3"), steps: "6", ..plain }),
+            ("few pages", Setting { spec: Some("ngram:4"), pages: 34, ..plain }),
+            ("pieces of 5", Setting { spec: Some("ngram:2"), step_tokens: 5, ..plain }),
+            ("as many as pay", Setting { spec: Some("ngram:8"), all: false, ..plain }),
+            ("a drafter", Setting { spec: Some("draft:3"), ..poor }),
+            ("a drafter, few pages", Setting { spec: Some("draft:2"), pages: 34, ..poor }),
+            ("a drafter in loops", Setting { spec: Some("draft:2"), steps: "6", ..poor }),
+        ];
+        same_answers(device, plain, &ways);
+    }
+}
+
+#[test]
+fn recurrent_layers_forget_rejected_drafts_on_the_cpu() {
+    let models = ["qwen3-next", "qwen3-5", "nemotron-h", "granite-hybrid"];
+    check_recurrent(&device::cpu::open(Some(2), false).unwrap(), &models);
+}
+
+#[test]
+fn recurrent_layers_forget_rejected_drafts_on_the_gpu() {
+    match Device::open(DeviceChoice::Cuda(0)) {
+        Ok((device, _)) => check_recurrent(&device, &["qwen3-next", "nemotron-h"]),
         Err(reason) => eprintln!("skipped: no GPU ({reason})"),
     }
 }

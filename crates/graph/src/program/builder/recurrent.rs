@@ -1,7 +1,7 @@
 //! Ops of recurrent layers.
 
 use super::{ProgramBuilder, Value, ValueId, WeightRef};
-use crate::program::{Carry, CarryId, Gate, Rule};
+use crate::program::{Carry, CarryId, Gate, More, Rule};
 use device::DType;
 use device::op::{Conv, Gated, GatedNorm, Scan};
 use device::operand::Unset;
@@ -20,8 +20,8 @@ pub struct Heads {
 }
 
 impl ProgramBuilder {
-    fn carry(&mut self, cols: u32, dtype: DType) -> CarryId {
-        self.program.carries.push(Carry { cols, dtype });
+    fn carry(&mut self, cols: u32, dtype: DType, more: More) -> CarryId {
+        self.program.carries.push(Carry { cols, dtype, more });
         CarryId(self.program.carries.len() as u32 - 1)
     }
 
@@ -37,7 +37,7 @@ impl ProgramBuilder {
         let (channels, taps) = (w.rows, w.cols);
         let w = self.weight(w);
         let bias = bias.map(|bias| self.weight(bias));
-        let carry = self.carry(channels * taps.saturating_sub(1), dtype);
+        let carry = self.carry(channels * taps.saturating_sub(1), dtype, More::Inputs(channels));
         let (state, step_rows, single) = (Unset, Unset, Unset);
         self.make(name, rows, channels, dtype, |y| Conv {
             x,
@@ -49,6 +49,7 @@ impl ProgramBuilder {
             state,
             rows: step_rows,
             single,
+            q_len: Unset,
         })
     }
 
@@ -68,7 +69,8 @@ impl ProgramBuilder {
         let (a, dt, skip) = vectors;
         let (a, dt) = (self.weight(a), self.weight(dt));
         let skip = skip.map(|skip| self.weight(skip));
-        let carry = self.carry(heads * key * value, DType::F32);
+        let log = More::Log(Scan::log_cols(heads, groups, key, value));
+        let carry = self.carry(heads * key * value, DType::F32, log);
         self.make(name, rows, heads * value, dtype, |y| Scan {
             x,
             gates,
@@ -86,6 +88,7 @@ impl ProgramBuilder {
             state: Unset,
             rows: Unset,
             single: Unset,
+            q_len: Unset,
         })
     }
 
