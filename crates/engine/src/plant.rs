@@ -78,6 +78,7 @@ plants! {
     AcceptOneMore => "a draft is accepted that is not what was chosen",
     KeepDraft => "a draft that was not accepted is returned instead of what was chosen",
     ReadRejected => "a seat advances over drafts that were not accepted",
+    KeepRejected => "what a seat carries holds drafts that were not accepted",
     BlindStop => "a stop token inside an accepted draft is not marked",
     ForgetHistory => "a sequence that joins does not tell its tokens",
     ThinkOn => "a thought goes on when its budget is used up",

@@ -161,8 +161,9 @@ impl Plan {
     /// Seeds that can find a planted bug.
     pub fn planted(plant: Plant) -> Plan {
         let windows = matches!(plant, Plant::FreeTooEarly | Plant::ReadPast);
-        let carries = matches!(plant, Plant::ForgetState | Plant::SaveOtherPage);
-        Plan { plant: Some(plant), windows, carries, ..Plan::default() }
+        let states = [Plant::ForgetState, Plant::SaveOtherPage, Plant::KeepRejected];
+        let (carries, several) = (states.contains(&plant), plant == Plant::KeepRejected);
+        Plan { plant: Some(plant), several, windows, carries, ..Plan::default() }
     }
 
     /// Runs one seed.

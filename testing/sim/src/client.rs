@@ -159,7 +159,6 @@ impl Scenario {
     /// The same on a device whose layers are recurrent, with room for a few copies of what seats carry.
     pub(crate) fn with_states(mut self, seed: u64) -> Self {
         self.states = *Rng::new(seed, 23).pick(&[1, 2, 4, 16]);
-        self.tokens = 1;
         self
     }
 

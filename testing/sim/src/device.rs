@@ -365,16 +365,18 @@ impl FakeDevice {
         }
     }
 
-    /// Writes one row's tokens and checks that no other seat writes the same pages.
+    /// Writes one row's tokens, of which `kept` stay, and checks that no other seat writes the same pages.
     fn feed(
         &mut self,
-        seat: Seat,
-        start: u32,
+        row: &Row,
         tokens: &[Token],
+        kept: usize,
         writes: &mut BTreeMap<Page, Seat>,
     ) {
+        let (seat, start) =
+            (row.seat, self.seats[row.seat.0 as usize].as_ref().map_or(0, |s| s.len));
         let mut prefix = self.read_to(seat, start, start);
-        let before = prefix;
+        let mut passed = vec![prefix];
         for (position, &token) in (start..).zip(tokens) {
             for table in 0..self.geometry.kept.width() {
                 let Some(at) = self.cell_in(table, seat, position) else {
@@ -395,8 +397,9 @@ impl FakeDevice {
                 }
             }
             prefix.push(cell(token, position));
+            passed.push(prefix);
         }
-        self.carry_on(seat, start, before, prefix);
+        self.carry_on(row, start, &passed, kept);
     }
 
     fn run_row(
@@ -425,7 +428,7 @@ impl FakeDevice {
         if step.rows[..index].iter().any(|other| other.seat == seat) {
             self.wrong(format!("{seat:?} has two rows in one step"));
         }
-        self.feed(seat, start, &tokens, writes);
+        self.feed(row, &tokens, kept, writes);
         if row.prompt.is_none() {
             return self.decoded(seat, len, sampled);
         }

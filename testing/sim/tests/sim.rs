@@ -49,10 +49,16 @@ fn recurrent_layers_go_on_where_a_copy_of_their_state_is() {
     assert!(failure.is_none(), "{failure:?}");
     let Totals { preemptions, restarts, cached, .. } = totals;
     assert!(preemptions > 0 && restarts > 0 && cached > 1000, "{totals:?}");
-    let small = Plan { cache_share: Some(0.3), ..carries };
-    let (totals, failure) = small.seeds(0, 80, |_| {});
+    for several in [false, true] {
+        let small = Plan { cache_share: Some(0.3), several, ..carries };
+        let (totals, failure) = small.seeds(0, 80, |_| {});
+        assert!(failure.is_none(), "{failure:?}");
+        assert!(totals.preemptions > 100 && totals.cached > 0, "{totals:?}");
+    }
+    let several = Plan { several: true, ..carries };
+    let (totals, failure) = several.seeds(0, 200, |_| {});
     assert!(failure.is_none(), "{failure:?}");
-    assert!(totals.preemptions > 100 && totals.cached > 0, "{totals:?}");
+    assert!(totals.extra > 10_000 && totals.empty > 500 && totals.cached > 500, "{totals:?}");
 }
 
 #[test]

@@ -1,14 +1,25 @@
-//! What seats carry on a device with recurrent layers: here a hash of the tokens that they were fed.
+//! What seats carry on a device with recurrent layers: here a hash of the tokens that they were fed. Of a row with drafts it holds
+//! the first token; those that were accepted after it are in a log, which copies do not have.
 
 use super::FakeDevice;
 use crate::oracle::Prefix;
-use engine::exec::{Seat, StateCopy, Step};
+use engine::exec::{Row, StateCopy, Step};
+use engine::plant::{Plant, planted};
 
 /// Of every seat and of every copy; `None` where nothing was carried yet.
 #[derive(Default)]
 pub(crate) struct Carried {
-    seats: Vec<Option<Prefix>>,
+    seats: Vec<Option<Held>>,
     copies: Vec<Option<Prefix>>,
+}
+
+/// What a seat carries.
+#[derive(Clone, Copy)]
+struct Held {
+    /// The state.
+    settled: Prefix,
+    /// The same after what is in the log.
+    logged: Prefix,
 }
 
 impl Carried {
@@ -38,18 +49,28 @@ impl FakeDevice {
             }
             let (seat, slot) = (seat.0 as usize, slot as usize);
             match copy {
-                StateCopy::Restore { .. } => self.carried.seats[seat] = self.carried.copies[slot],
-                StateCopy::Save { .. } => self.carried.copies[slot] = self.carried.seats[seat],
+                StateCopy::Restore { .. } => {
+                    let held = |settled| Held { settled, logged: settled };
+                    self.carried.seats[seat] = self.carried.copies[slot].map(held);
+                }
+                StateCopy::Save { .. } => {
+                    self.carried.copies[slot] = self.carried.seats[seat].map(|held| held.settled);
+                }
             }
         }
     }
 
-    /// A seat is fed from behind `before`, its first `start` tokens, up to `after`: it must carry what they left.
-    pub(super) fn carry_on(&mut self, seat: Seat, start: u32, before: Prefix, after: Prefix) {
+    /// A row is fed behind its first `start` tokens, and `kept` of its tokens stay; `passed` is what came before the first and before
+    /// each further one. Its seat must carry what was before the first.
+    pub(super) fn carry_on(&mut self, row: &Row, start: u32, passed: &[Prefix], kept: usize) {
+        let seat = row.seat;
         let Some(carried) = self.carried.seats.get(seat.0 as usize).copied() else { return };
-        if start > 0 && carried != Some(before) {
+        if start > 0 && carried.is_none_or(|held| held.logged != passed[0]) {
             self.wrong(format!("{seat:?} carries another state at {start} than its tokens left"));
         }
-        self.carried.seats[seat.0 as usize] = Some(after);
+        let kept = if planted(Plant::KeepRejected) { passed.len() - 1 } else { kept };
+        let settled = if row.prompt.is_some() { kept } else { kept.min(1) };
+        let held = Held { settled: passed[settled], logged: passed[kept] };
+        self.carried.seats[seat.0 as usize] = Some(held);
     }
 }
