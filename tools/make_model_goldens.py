@@ -28,6 +28,7 @@ import tempfile
 from unittest import mock
 
 import gguf
+import gguf_forms
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -58,6 +59,8 @@ LATENT = dict(
     rope_parameters=dict(
         rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.7,
         original_max_position_embeddings=32))
+# As in all published models: GGUF files cannot say otherwise.
+SAME_SCALES = dict(rope_parameters=LATENT["rope_parameters"] | dict(mscale=0.7))
 DELTA = dict(
     hidden_size=48, intermediate_size=32, num_hidden_layers=3, head_dim=16,
     layer_types=["linear_attention", "linear_attention", "full_attention"], linear_num_key_heads=2,
@@ -67,6 +70,10 @@ MAMBA = dict(
     hidden_size=32, mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=8, mamba_d_conv=4,
     mamba_expand=2, mamba_chunk_size=16, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6,
     logits_scaling=3.0)
+NEMOTRON_EXPERTS = dict(
+    hidden_size=32, intermediate_size=48, head_dim=16, num_hidden_layers=4, mamba_num_heads=4, mamba_head_dim=8,
+    ssm_state_size=16, n_groups=2, conv_kernel=4, chunk_size=16, moe_intermediate_size=32,
+    moe_shared_expert_intermediate_size=40)
 VISION = dict(
     depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, temporal_patch_size=1, out_hidden_size=48,
     num_position_embeddings=16)
@@ -153,14 +160,14 @@ CASES = {
         embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0,
         tie_word_embeddings=False)),
     "deepseek-v2": (DeepseekV2Config, DeepseekV2ForCausalLM, dict(
-        **LATENT, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
+        **LATENT | SAME_SCALES, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
         n_shared_experts=2, first_k_dense_replace=1, tie_word_embeddings=True)),
     "deepseek-v2-groups": (DeepseekV2Config, DeepseekV2ForCausalLM, dict(
         **LATENT, num_hidden_layers=1, q_lora_rank=24, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=8,
         n_shared_experts=1, first_k_dense_replace=0, n_group=4, topk_group=2, topk_method="group_limited_greedy",
         routed_scaling_factor=2.5, tie_word_embeddings=False)),
     "deepseek-v3": (DeepseekV3Config, DeepseekV3ForCausalLM, dict(
-        **LATENT, num_hidden_layers=1, q_lora_rank=16, n_routed_experts=8, num_experts_per_tok=2,
+        **LATENT | SAME_SCALES, num_hidden_layers=1, q_lora_rank=16, n_routed_experts=8, num_experts_per_tok=2,
         moe_intermediate_size=8, n_shared_experts=1, first_k_dense_replace=0, n_group=4, topk_group=2, norm_topk_prob=True,
         routed_scaling_factor=1.5, tie_word_embeddings=True)),
     "qwen3-next": (Qwen3NextConfig, Qwen3NextForCausalLM, dict(
@@ -196,6 +203,14 @@ CASES = {
         **DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts": 6,
         "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
         "tie_word_embeddings": True}),
+    "nemotron-h-moe": (NemotronHConfig, NemotronHForCausalLM, dict(
+        **NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=8,
+        num_experts_per_tok=3, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5)),
+    # Experts of shorter vectors.
+    "nemotron-h-latent": (NemotronHConfig, NemotronHForCausalLM, dict(
+        **NEMOTRON_EXPERTS, layers_block_type=["moe", "full_attention", "linear_attention"], n_routed_experts=6,
+        num_experts_per_tok=2, n_group=2, topk_group=2, moe_latent_size=16, norm_topk_prob=False,
+        routed_scaling_factor=1.5)),
 }
 # Published with tensors of all experts of a layer, though transformers saves one for each.
 JOINED = {"qwen3-5-moe"}
@@ -208,12 +223,16 @@ GGUF = {
     "gemma2": "gemma2", "gemma3": "gemma3", "granite": "granite", "smollm3": "smollm3", "phi3": "phi3",
     "phi3-long": "phi3", "glm4": "glm4", "olmo2": "olmo2", "cohere": "command-r", "qwen3-moe": "qwen3moe",
     "qwen2-moe": "qwen2moe", "mixtral": "llama", "olmoe": "olmoe", "granite-moe": "granitemoe",
-    "granite-moe-shared": "granitemoe", "gpt-oss": "gpt-oss",
+    "granite-moe-shared": "granitemoe", "gpt-oss": "gpt-oss", "deepseek-v2": "deepseek2", "deepseek-v3": "deepseek2",
+    "qwen3-next": "qwen3next", "nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h_moe",
+    "nemotron-h-latent": "nemotron_h_moe",
+    "granite-hybrid": "granitehybrid", "granite-hybrid-dense": "granitehybrid", "qwen3-5": "qwen35",
+    "qwen3-5-moe-text": "qwen35moe",
 }
+# Cases with a second GGUF file in an older form: model-old.gguf.
+OLD_GGUF = {"deepseek-v2"}
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
-MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3",
-                        "qwen3-next", "qwen3-next-last", "qwen3-5", "qwen3-5-moe", "qwen3-5-moe-text", "nemotron-h", "granite-hybrid",
-                        "granite-hybrid-dense"}
+MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2-groups", "qwen3-5-moe", "qwen3-next-last"}
 QUANTISED = {
     "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
     "gpt-oss": {"mxfp4": gguf.GGMLQuantizationType.MXFP4},
@@ -275,6 +294,8 @@ def stacked(architecture, config, state):
 def write_gguf(path, architecture, config, state, quantised=None):
     """The checkpoint as llama.cpp's converter would write it. With `quantised` matrices but the router are of that
     type; returns what they then hold."""
+    if architecture in gguf_forms.ARCHITECTURES:
+        return gguf_forms.write(path, architecture, config, state)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     w = gguf.GGUFWriter(path, architecture)
@@ -465,7 +486,7 @@ def main():
                     value.copy_(1 + 0.3 * torch.randn_like(value))
                 elif key.endswith("sinks"):
                     value.copy_(torch.randn_like(value))
-                elif re.search(r"(mlp\.gate|router)\.weight$", key):
+                elif re.search(r"((mlp|mixer)\.gate|router)\.weight$", key):
                     # Wider than other weights: few tokens are nearly undecided between experts.
                     value.copy_(0.25 * torch.randn_like(value))
                 else:
@@ -497,6 +518,8 @@ def main():
         save_file(golden, folder / "golden.safetensors")
         if name in GGUF:
             write_gguf(folder / "model.gguf", GGUF[name], config, state)
+        if name in OLD_GGUF:
+            gguf_forms.write(folder / "model-old.gguf", GGUF[name], config, state, joined=True)
         if name in QUANTISED:
             write_quantised(folder, name, config, model, state, tokens)
         print(f"{name}: max |logit| {logits.abs().max():.2f}")

@@ -84,6 +84,14 @@ pub(crate) fn layers(
     x
 }
 
+/// Whether a tensor is of a layer behind the model's own: one that drafts tokens.
+pub(crate) fn is_behind(tensor: &str, layers: usize) -> bool {
+    let rest = ["blk.", "model.layers."].iter().find_map(|root| tensor.strip_prefix(root));
+    let number = rest.and_then(|rest| rest.split_once('.'));
+    let number = number.and_then(|(number, _)| number.parse::<usize>().ok());
+    number.is_some_and(|layer| layer >= layers)
+}
+
 /// The last norm, and the end of the program.
 pub(crate) fn end(
     config: &ModelConfig,
@@ -287,5 +295,18 @@ pub(crate) fn mlp(
     let name = |which: &str| format!("{prefix}{which}");
     let g = b.gate_up(&name("gate_up"), h, [gate, up]);
     let m = b.ops().gate_mul(&name("act"), g, act);
+    b.linear(&name("down"), m, &[down], false, Cut::Cols)
+}
+
+/// down(max(up(h), 0)²)
+pub(crate) fn plain_mlp(
+    b: &mut Builder<'_>,
+    prefix: &str,
+    h: ValueId,
+    [up, down]: [Source; 2],
+) -> ValueId {
+    let name = |which: &str| format!("{prefix}{which}");
+    let up = b.linear(&name("up"), h, &[up], false, Cut::Rows);
+    let m = b.ops().activate(&name("act"), up, Activation::ReluSquared);
     b.linear(&name("down"), m, &[down], false, Cut::Cols)
 }

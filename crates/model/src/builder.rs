@@ -72,6 +72,8 @@ pub struct Source {
     less_one: bool,
     factor: f32,
     stacked: bool,
+    folded: Option<usize>,
+    decay: bool,
     bare: bool,
     woven: bool,
     turned: bool,
@@ -97,6 +99,8 @@ pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Sour
         less_one: false,
         factor: 1.0,
         stacked: false,
+        folded: None,
+        decay: false,
         bare: false,
         woven: false,
         turned: false,
@@ -125,7 +129,17 @@ impl Source {
         Source { less_one: true, ..self }
     }
 
-    /// Its rows are matrices of one row: a tensor of three dimensions.
+    /// In GGUF files a vector of the decays of states, stored as −exp of them.
+    pub(crate) const fn decay(self) -> Source {
+        Source { decay: true, ..self }
+    }
+
+    /// In GGUF files its rows are divided into so many: one dimension more.
+    pub(crate) const fn folded(self, into: usize) -> Source {
+        Source { folded: Some(into), ..self }
+    }
+
+    /// In `config.json` checkpoints its rows are matrices of one row: a tensor of three dimensions.
     pub(crate) const fn stacked(self) -> Source {
         Source { stacked: true, ..self }
     }
@@ -454,22 +468,30 @@ impl<'a> Builder<'a> {
         self.program.route(name, x, w, bias, routing)
     }
 
-    /// What the experts of `choice` make of `x`, added to `residual`.
+    /// What the experts of `choice` make of `x`, added to `residual` if there is one.
     pub(crate) fn experts(
         &mut self,
         x: ValueId,
         choice: ValueId,
         experts: &Experts,
-        residual: ValueId,
+        residual: Option<ValueId>,
     ) -> ValueId {
-        let Experts { count, sources: [gate, up, down], clamp, .. } = *experts;
-        let (wide, inner) = (self.program.cols(x) as usize, gate.rows);
-        let both = |number| [gate, up].map(|source| source.of_expert(number, count));
-        let both: Vec<Source> = (0..count).flat_map(both).collect();
-        let gate_up = self.matrix("experts_gate_up", wide, &both, Arrange::PAIRS, Cut::Rows);
-        let down: Vec<Source> = (0..count).map(|number| down.of_expert(number, count)).collect();
+        let Experts { count, sources: [gate, up, down], clamp, act, .. } = *experts;
+        let (wide, inner) = (self.program.cols(x) as usize, up.rows);
+        let of_all = |sources: &[Source]| -> Vec<Source> {
+            let of = |number| sources.iter().map(move |source| source.of_expert(number, count));
+            (0..count).flat_map(of).collect()
+        };
+        let gate_up = if act == Activation::ReluSquared {
+            // There is no gate.
+            self.matrix("experts_up", wide, &of_all(&[up]), Arrange::EQUAL, Cut::Rows)
+        } else {
+            let both = of_all(&[gate, up]);
+            let both = self.matrix("experts_gate_up", wide, &both, Arrange::PAIRS, Cut::Rows);
+            both.gate_up_turns()
+        };
+        let down = of_all(&[down]);
         let down = self.matrix("experts_down", inner, &down, Arrange::EQUAL, Cut::Cols);
-        let gate_up = gate_up.gate_up_turns();
         let (gate_up_bias, down_bias) = experts.biases.map_or((None, None), |biases| {
             let [gate, up, down] = biases;
             let both = [gate, up];
@@ -479,7 +501,7 @@ impl<'a> Builder<'a> {
         });
         let experts = count as u32;
         let weights = ExpertWeights { experts, gate_up, down, gate_up_bias, down_bias, clamp };
-        self.program.experts("experts", x, choice, weights, Activation::Silu, Some(residual))
+        self.program.experts("experts", x, choice, weights, act, residual)
     }
 
     /// A bias of all experts in the order of the rows of their weights.
@@ -603,7 +625,8 @@ impl<'a> Builder<'a> {
 
     fn part(&self, source: &Source, suffix: &str) -> Part {
         let Source { json, gguf, from, rows, all, rotated, less_one, factor, .. } = *source;
-        let Source { expert, stacked, bare, woven, turned, .. } = *source;
+        let Source { expert, folded, bare, woven, turned, decay, .. } = *source;
+        let stacked = source.stacked && !self.config.gguf;
         let suffix = if bare && !self.config.gguf { "" } else { suffix };
         let heads = rotated.map(|rotated| HeadRows {
             dim: self.config.head_dim,
@@ -625,9 +648,10 @@ impl<'a> Builder<'a> {
                 (name.replace("{}", &number.to_string()), None, 0)
             }
             Some(Expert { number, of }) => (name.to_owned(), Some(of), number * all),
+            None if self.config.gguf => (name.to_owned(), folded, 0),
             None => (name.to_owned(), stacked.then_some(all), 0),
         };
-        let tensor_rows = if stacked { all } else { all * stack.unwrap_or(1) };
+        let tensor_rows = if expert.is_some() { all * stack.unwrap_or(1) } else { all };
         // GGUF's converter adds the 1.
         let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
         Part {
@@ -640,6 +664,7 @@ impl<'a> Builder<'a> {
             turned: turned && !self.config.gguf,
             add,
             factor,
+            decay: decay && self.config.gguf,
         }
     }
 }

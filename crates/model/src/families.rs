@@ -81,6 +81,9 @@ families![
 /// Models that see images, too: their text part, a configuration of its own, is what is read.
 const WITH_IMAGES: [&str; 2] = ["qwen3_5", "qwen3_5_moe"];
 
+/// GGUF architectures that are another one with experts.
+const WITH_EXPERTS: [(&str, &str); 1] = [("nemotron_h_moe", "nemotron_h")];
+
 /// Fields of the whole that its text part may leave out.
 const COMMON: [&str; 7] = [
     "bos_token_id",
@@ -110,6 +113,8 @@ pub(crate) fn read(f: &Fields<'_>, generation: Option<&Fields<'_>>) -> Result<Mo
     };
     let f = text.as_ref().unwrap_or(f);
     let (field, name) = f.family()?;
+    let plain = WITH_EXPERTS.iter().find(|(with, _)| f.is_gguf() && *with == name);
+    let name = plain.map_or(name, |(_, plain)| *plain);
     let of = |family: &&Family| if f.is_gguf() { family.gguf } else { family.name };
     let Some(family) = FAMILIES.iter().find(|family| of(family) == name && !name.is_empty()) else {
         let known: Vec<&str> =

@@ -2,7 +2,7 @@
 
 use crate::LoadError;
 use crate::stored::{Files, ScaledParts, ScaledRow, StoredRows};
-use crate::weights::{Arrange, WeightSpec};
+use crate::weights::WeightSpec;
 use device::cpu::pack::pack_parts;
 use device::graph::Node;
 use device::op::{Noise, Op};
@@ -65,7 +65,7 @@ impl Target<'_> {
     /// norms around 1. Where there are experts, embeddings are as large as what layers add to them: else attention would
     /// make all tokens of a sequence alike, and they would go to the same experts.
     pub(crate) fn draw(&self, placed: &[Placed<'_>], seed: u64) -> Result<(), LoadError> {
-        let experts = placed.iter().any(|(spec, _)| spec.arrange == Arrange::PAIRS);
+        let experts = placed.iter().any(|(spec, _)| spec.kind == WeightUse::Experts);
         for (index, (spec, to)) in placed.iter().enumerate() {
             let is_bias = spec.name.ends_with("bias");
             let (mean, scale) = match spec.kind {
@@ -181,7 +181,7 @@ impl Target<'_> {
         let element = |at: usize| {
             let (index, stored) = spec.source(at);
             let part = &spec.parts[index];
-            (tensors[&part.tensor][stored] + part.add) * part.factor
+            part.element(tensors[&part.tensor][stored])
         };
         let all: Vec<f32> = (0..spec.cols()).map(element).collect();
         let mut out = Vec::with_capacity(all.len() * 4);

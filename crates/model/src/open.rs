@@ -365,7 +365,7 @@ impl OpenModel {
         };
         for (dtype, part) in types.iter_mut().zip(&spec.parts) {
             // A norm's weight less 1 is small: adding the 1 must not round it away.
-            if (part.add, part.factor) != (0.0, 1.0) {
+            if part.changes() {
                 *dtype = DType::F32;
             }
         }
@@ -422,9 +422,12 @@ fn weight_shape(weight: &ScaledWeight) -> [usize; 2] {
 }
 
 fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {
-    // A vector may be stored as a matrix of one row.
-    let one_row = shape.len() == 1 && info.shape.len() == 2 && info.shape[0] == 1;
-    if info.shape != shape && !(one_row && info.shape[1] == shape[0]) {
+    // A vector may be stored as a matrix of one row or of one column.
+    let as_vector = match (shape, info.shape.as_slice()) {
+        ([elements], [1, found] | [found, 1]) => elements == found,
+        _ => false,
+    };
+    if info.shape != shape && !as_vector {
         return Some(format!("{}: shape {:?}, expected {shape:?}", info.name, info.shape));
     }
     if device_dtype(info.dtype).is_none() {

@@ -85,6 +85,8 @@ pub struct Part {
     pub add: f32,
     /// Multiplies every element of a vector then.
     pub factor: f32,
+    /// The vector is stored as −exp of its elements: how fast a state decays.
+    pub decay: bool,
 }
 
 /// The order of the rows of rotated heads: as stored, and as the program computes with.
@@ -208,6 +210,17 @@ impl Part {
         }
     }
 
+    /// The element of a vector whose stored number is this.
+    pub(crate) fn element(&self, stored: f32) -> f32 {
+        let stored = if self.decay { (-stored).ln() } else { stored };
+        (stored + self.add) * self.factor
+    }
+
+    /// Whether the elements of a vector are not those that are stored.
+    pub(crate) fn changes(&self) -> bool {
+        self.decay || (self.add, self.factor) != (0.0, 1.0)
+    }
+
     /// The stored row that holds row `row` of the part.
     pub(crate) fn stored_row(&self, row: usize) -> usize {
         let row = self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row));
@@ -232,6 +245,7 @@ mod tests {
             turned: false,
             add: 0.0,
             factor: 1.0,
+            decay: false,
         }
     }
 

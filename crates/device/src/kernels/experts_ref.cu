@@ -1,6 +1,7 @@
 // Experts for any formats and shapes: no plan, a warp for each output. `experts_up` makes act(gate)·up of every
-// assignment of a token, `experts_down` the weighed sum over a token's experts.
-// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, EXPERTS, TOP, what experts_gate.cuh wants, RESIDUAL,
+// assignment of a token, `experts_down` the weighed sum over a token's experts. Without GATED there are rows of up alone,
+// and its sums are cut off at 0 and squared.
+// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, EXPERTS, TOP, GATED, what experts_gate.cuh wants, RESIDUAL,
 // ALIGNED (rows of x, gate_up and down).
 #include "experts_gate.cuh"
 #include "scaled.cuh"
@@ -29,6 +30,7 @@ experts_up(const void* x, const u32* choice, const void* w, void* act, const u32
     wait_for_predecessor();
     if (token >= (live ? min(*live, most) : most) || i >= I) return;
     const u32 expert = choice[(u64)token * 2 * TOP + slot];
+#if GATED
     // Rows of gate and up take turns of eight.
     const u32 row = expert * 2 * I + i / 8 * 16 + i % 8;
     float gate = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row, H);
@@ -36,8 +38,13 @@ experts_up(const void* x, const u32* choice, const void* w, void* act, const u32
 #ifdef UP_BIAS
     gate += BIAS_OF_UP(row), up += BIAS_OF_UP(row + 8);
 #endif
-    if (threadIdx.x % 32 == 0)
-        store1<XT>(act, (u64)blockIdx.x * I + i, gated_exactly(gate, up));
+    const float result = gated_exactly(gate, up);
+#else
+    const u32 row = expert * I + i;
+    const float up = fmaxf(product<UT>(x, (u64)token * x_stride, w, EXPERTS * I, row, H) + BIAS_OF_UP(row), 0.0f);
+    const float result = up * up;
+#endif
+    if (threadIdx.x % 32 == 0) store1<XT>(act, (u64)blockIdx.x * I + i, result);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

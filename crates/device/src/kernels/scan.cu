@@ -2,9 +2,9 @@
 // WARPS times 8 columns of one head's matrix of one row, and takes the row's tokens in order, TILE at a time. Four lanes
 // share a column: lane part p has rows 16 m + 4 p .. + 3 for every m, so that it reads keys four at a time without bank
 // conflicts. Every sum has one order whatever the tile: decode steps and chunks of prompts give the same bits.
-// KEY x VALUE elements of each of HEADS heads; SHARE heads have the same key. Columns Q_AT, K_AT, V_AT of x. DELTA: the
-// delta rule, else a state space. SINGLE: row r has token r alone. SKIP: part of the value is added. Types XT (x), GT
-// (gates), AT, DT, ST (vectors), YT.
+// KEY x VALUE elements of each of HEADS heads. SHARE consecutive heads have the same key of GROUPS; SHARE 0: every GROUPS-th
+// head has. Columns Q_AT, K_AT, V_AT of x. DELTA: the delta rule, else a state space. SINGLE: row r has token r alone.
+// SKIP: part of the value is added. Types XT (x), GT (gates), AT, DT, ST (vectors), YT.
 // With DRAFTS there is a log of LOGGED tokens behind a seat's matrices, LOG_COLS floats each: k of all groups, the changes b (..)
 // of all heads from CHANGES_AT on, g of all heads from DECAYS_AT on; position p is entry p mod LOGGED. VERIFY: the tokens of a row
 // but the first are drafts. The matrix stays as it is after the first, drafts are logged, and accepted ones are taken from there
@@ -19,6 +19,13 @@
 #define BLOCKS , 1
 #else
 #define BLOCKS
+#endif
+#if SHARE
+#define GROUP(head) ((head) / SHARE)
+#define FIRST(head) ((head) % SHARE == 0)
+#else
+#define GROUP(head) ((head) % GROUPS)
+#define FIRST(head) ((head) < GROUPS)
 #endif
 
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
@@ -88,7 +95,7 @@ scan(const void* x, const void* gates, const void* a, const void* dt, const void
         if (done > 0) __syncthreads();
         for (u32 t = warp; t < there; t += WARPS) {
             const float* const entry = logged(log, before - again + done + t);
-            for (u32 c = lane; c < PADDED; c += 32) tile.k[t][c] = c < KEY ? entry[head / SHARE * KEY + c] : 0.0f;
+            for (u32 c = lane; c < PADDED; c += 32) tile.k[t][c] = c < KEY ? entry[GROUP(head) * KEY + c] : 0.0f;
             for (u32 c = lane; c < COLUMNS; c += 32) tile.v[t][c] = entry[changes + c];
             if (lane == 0) tile.decay[t] = entry[DECAYS_AT + head];
         }
@@ -105,7 +112,7 @@ scan(const void* x, const void* gates, const void* a, const void* dt, const void
             const u64 token = start + done + t, at = token * x_stride;
             // A draft's key and decay are logged by one block of those that have them.
             float* const entry = VERIFY && blockIdx.x == 0 && done + t > 0 ? logged(log, before + done + t) : nullptr;
-            const u64 query = at + Q_AT + head / SHARE * KEY, key = at + K_AT + head / SHARE * KEY;
+            const u64 query = at + Q_AT + GROUP(head) * KEY, key = at + K_AT + GROUP(head) * KEY;
             float q[(PADDED + 31) / 32], k[(PADDED + 31) / 32], qq = 0.0f, kk = 0.0f, qk = 0.0f;
 #pragma unroll
             for (int i = 0; i < (PADDED + 31) / 32; i++) {
@@ -129,7 +136,7 @@ scan(const void* x, const void* gates, const void* a, const void* dt, const void
                     tile.q[t][c] = q[i] * q_scale;
                     tile.k[t][c] = k[i] * k_scale;
                 }
-                if (VERIFY && entry && head % SHARE == 0 && c < KEY) entry[head / SHARE * KEY + c] = k[i] * k_scale;
+                if (VERIFY && entry && FIRST(head) && c < KEY) entry[GROUP(head) * KEY + c] = k[i] * k_scale;
             }
             if (lane == 0) {
                 const u64 gate = token * gates_stride + from + head;

@@ -5,7 +5,8 @@
 //! weights: that of `down` is a part of an expert's output, which the weight multiplies.
 //!
 //! The weights of all experts are one matrix each. Within an expert's part of `gate_up`, rows of gate and up take turns of
-//! eight: gate 0 to 7, up 0 to 7, gate 8 to 15, …
+//! eight: gate 0 to 7, up 0 to 7, gate 8 to 15, … With [`Activation::ReluSquared`] there is no gate: act(up_e(x)) takes the
+//! place of act(gate_e(x)) · up_e(x), and `gate_up` has the rows of up alone, in their order.
 //!
 //! [`Route`]: super::route::Route
 
@@ -60,7 +61,7 @@ pub struct Experts<O: Operands = Bound> {
     pub choice: O::Value,
     /// How many experts there are.
     pub experts: u32,
-    /// (experts · 2n) × k weights.
+    /// (experts · 2n) × k weights; without a gate (experts · n) × k.
     pub gate_up: O::Weight,
     /// (experts · k) × n weights.
     pub down: O::Weight,
@@ -70,7 +71,7 @@ pub struct Experts<O: Operands = Bound> {
     /// One element for each row of `down`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_bias: Option<O::Weight>,
-    /// Applied to the gate.
+    /// Applied to the gate, or to up where there is none.
     pub act: Activation,
     /// In place of act(gate)·up, where gates are limited; only with SiLU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,9 +159,19 @@ impl Experts {
         self.gate_up_bias.iter().chain(&self.down_bias)
     }
 
-    /// Outputs of an expert's gate.
+    /// Outputs of an expert's up, and of its gate if it has one.
     fn inner(&self) -> u32 {
         self.down.cols
+    }
+
+    /// Whether experts have a gate.
+    pub(crate) fn is_gated(&self) -> bool {
+        self.act != Activation::ReluSquared
+    }
+
+    /// Rows of an expert in `gate_up`.
+    fn up_rows(&self) -> u32 {
+        if self.is_gated() { 2 * self.inner() } else { self.inner() }
     }
 
     /// The weights of all experts that a step of all rows can choose: some if there are few tokens.
@@ -175,7 +186,7 @@ impl Experts {
 impl Contract for Experts {
     fn check(&self) -> Result<()> {
         let (rows, wide) = (self.x.rows, self.x.cols);
-        require(self.act.is_epilogue(), Self::NAME, || {
+        require(self.act.is_epilogue() || !self.is_gated(), Self::NAME, || {
             format!("no kernel applies {} to its sums", self.act.name())
         })?;
         if let Some(Clamp { alpha, limit }) = self.clamp {
@@ -205,7 +216,7 @@ impl Contract for Experts {
         require_weights(&self.down, Self::NAME, "down")?;
         let inner = self.inner();
         let whole = inner.is_multiple_of(TURN as u32)
-            && u64::from(self.gate_up.rows) == 2 * u64::from(self.experts) * u64::from(inner)
+            && u64::from(self.gate_up.rows) == u64::from(self.experts) * u64::from(self.up_rows())
             && u64::from(self.down.rows) == u64::from(self.experts) * u64::from(wide)
             && self.gate_up.cols == wide;
         let dense = self.gate_up.stride == self.gate_up.cols && self.down.stride == inner;
@@ -221,10 +232,12 @@ impl Contract for Experts {
                 require_vector(bias, rows, Self::NAME, what)?;
             }
         }
-        let packed = matches!(self.down.dtype, DType::P4 | DType::P8);
-        require(!packed || wide.is_multiple_of(pack::ROWS as u32), Self::NAME, || {
-            format!("packed down weights of {wide} rows each are not whole blocks")
-        })?;
+        for (w, rows) in [(&self.gate_up, self.up_rows()), (&self.down, wide)] {
+            let packed = matches!(w.dtype, DType::P4 | DType::P8);
+            require(!packed || rows.is_multiple_of(pack::ROWS as u32), Self::NAME, || {
+                format!("packed weights of {rows} rows for an expert are not whole blocks")
+            })?;
+        }
         if let Some(live) = self.live {
             require_word(live, Self::NAME, "the live count")?;
         }
@@ -235,6 +248,7 @@ impl Contract for Experts {
     fn describe(&self) -> String {
         let (top, all, inner) = (self.top(), self.experts, self.inner());
         let act = if self.clamp.is_some() { "clamped silu" } else { self.act.name() };
+        let mul = if self.is_gated() { "·mul" } else { "" };
         let biases = if self.biases().next().is_some() { ", biases" } else { "" };
         let residual = if self.residual.is_some() { " + residual" } else { "" };
         let stored = match self.gate_up.dtype {
@@ -243,7 +257,7 @@ impl Contract for Experts {
             _ => "",
         };
         format!(
-            "{top} of {all} experts{stored} {} → {inner} {act}·mul → {}{biases}{residual}",
+            "{top} of {all} experts{stored} {} → {inner} {act}{mul} → {}{biases}{residual}",
             self.x, self.y.cols
         )
     }
@@ -362,15 +376,19 @@ impl Experts {
             for place in 0..top {
                 let expert = choice.get(row * 2 * top + place) as usize;
                 let weight = choice.float(row * 2 * top + top + place);
-                let both = sums(&up, &up_bias, 2 * inner, expert, input.clone());
-                let act: Vec<f32> = (0..inner)
-                    .map(|i| (both[gate_row(i, false)], both[gate_row(i, true)]))
-                    .map(|(gate, up)| match self.clamp {
+                let both = sums(&up, &up_bias, self.up_rows() as usize, expert, input.clone());
+                let gated = |i: usize| {
+                    let (gate, up) = (both[gate_row(i, false)], both[gate_row(i, true)]);
+                    match self.clamp {
                         Some(clamp) => clamp.apply(gate, up),
                         None => (self.act.apply(gate) * f64::from(up)) as f32,
-                    })
-                    .map(|act| round_to(self.x.dtype, act))
-                    .collect();
+                    }
+                };
+                let act = |i: usize| match self.is_gated() {
+                    true => round_to(self.x.dtype, gated(i)),
+                    false => round_to(self.x.dtype, self.act.apply(both[i]) as f32),
+                };
+                let act: Vec<f32> = (0..inner).map(act).collect();
                 for (sum, out) in total.iter_mut().zip(sums(&down, &down_bias, wide, expert, act)) {
                     *sum += f64::from(weight) * f64::from(out);
                 }

@@ -10,9 +10,9 @@
 //! [`Rule::StateSpace`]: columns are values, keys (B), queries (C); `β = softplus(x + dt)`, `g = exp(−exp(a)·β)`, and
 //! `skip·v` is added to y.
 //!
-//! Keys and queries belong to groups of consecutive heads. Tokens of a row are taken in order, whatever steps they come in,
-//! and nothing depends on the rows beside it: the same tokens give the same bits in chunks of any size. A sequence's first
-//! token finds zeros. Rows without tokens and pad rows change nothing.
+//! Keys and queries belong to groups of heads: of consecutive ones, or of every `groups`-th. Tokens of a row are taken in
+//! order, whatever steps they come in, and nothing depends on the rows beside it: the same tokens give the same bits in
+//! chunks of any size. A sequence's first token finds zeros. Rows without tokens and pad rows change nothing.
 //!
 //! A step that verifies drafts leaves the matrix as it is after the row's first token, which is no draft, and writes of each
 //! draft k, d and g into the seat's log, behind the matrices: keys of all groups, changes of all heads, decays of all heads,
@@ -75,6 +75,9 @@ pub struct Scan<O: Operands = Bound> {
     pub heads: u32,
     /// Heads that keys and queries have; divides `heads`.
     pub groups: u32,
+    /// Groups take turns: head h has the key of group h mod `groups`, not of h · `groups` / `heads`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub turns: bool,
     /// Elements of a key.
     pub key: u32,
     /// Elements of a value.
@@ -125,6 +128,7 @@ impl<O: Operands> Bindable for Scan<O> {
             rule: self.rule,
             heads: self.heads,
             groups: self.groups,
+            turns: self.turns,
             key: self.key,
             value: self.value,
             carry: to.carry(self.carry)?,
@@ -267,9 +271,13 @@ impl Scan {
     }
 
     pub(crate) fn columns(&self, head: usize) -> Columns {
-        let Scan { heads, groups, key, value, .. } = *self;
+        let Scan { heads, groups, turns, key, value, .. } = *self;
         let keys = (groups * key) as usize;
-        let group = head / (heads / groups) as usize * key as usize;
+        let group = match turns {
+            true => head % groups as usize,
+            false => head / (heads / groups) as usize,
+        };
+        let group = group * key as usize;
         let at = head * value as usize;
         match self.rule {
             Rule::Delta => Columns { query: group, key: keys + group, value: 2 * keys + at },
@@ -300,7 +308,7 @@ impl Scan {
         let old = |i| if fed.before == 0 { 0.0 } else { f64::from(carry.get(fed.seat, from + i)) };
         let mut matrix: Vec<f64> = (0..keys * values).map(old).collect();
         let at = self.columns(head);
-        let (log, group) = (self.log(), head / (self.heads / self.groups) as usize * keys);
+        let (log, group) = (self.log(), at.key - self.columns(0).key);
         let replayed = Tables::new(memory, &self.state).replay(fed.row).min(fed.before);
         for position in fed.before - replayed..fed.before {
             let entry = |part: usize| f64::from(carry.get(fed.seat, self.logged(position) + part));

@@ -193,7 +193,8 @@ struct Case {
     act: DType,
     weights: DType,
     residual: bool,
-    gelu: bool,
+    /// Squared ReLU has no gate.
+    function: Activation,
     biases: bool,
     /// Gates have limits.
     clamped: bool,
@@ -224,14 +225,16 @@ fn check(case: &Case, seed: u64) {
             }
         };
         let turned = if weights == DType::F8Block { DType::F8Turns } else { weights };
-        let gate_up = matrix(layout, turned, experts * 2 * inner, wide);
+        let gated = case.function != Activation::ReluSquared;
+        let up_rows = experts * if gated { 2 * inner } else { inner };
+        let gate_up = matrix(layout, turned, up_rows, wide);
         let down = matrix(layout, weights, experts * wide, inner);
         let mut bias = |n: usize| {
             let values = Rng::new(seed ^ n as u64).floats(n, 0.5);
             let dtype = [DType::F32, DType::BF16][seed as usize % 2];
             case.biases.then(|| layout.floats(dtype, 1, n, 0, &values))
         };
-        let (gate_up_bias, down_bias) = (bias(experts * 2 * inner), bias(experts * wide));
+        let (gate_up_bias, down_bias) = (bias(up_rows), bias(experts * wide));
         let values = rng.floats(rows * wide, 0.1);
         let residual = residual.then(|| layout.floats(act, rows, wide, 0, &values));
         let y = layout.poison(act, rows, wide, 0);
@@ -245,7 +248,7 @@ fn check(case: &Case, seed: u64) {
             down,
             gate_up_bias,
             down_bias,
-            act: if case.gelu { Activation::GeluTanh } else { Activation::Silu },
+            act: case.function,
             clamp: case.clamped.then_some(Clamp { alpha: 1.702, limit: 0.9 }),
             residual,
             y,
@@ -337,9 +340,13 @@ fn experts_of_floats() {
             act,
             weights: rng.pick(&[DType::F32, DType::BF16]),
             residual: seed % 3 > 0,
-            gelu: seed % 5 == 0,
+            function: match (seed % 7, seed % 5) {
+                (3, _) => Activation::ReluSquared,
+                (_, 0) => Activation::GeluTanh,
+                _ => Activation::Silu,
+            },
             biases: seed % 2 == 1,
-            clamped: seed % 4 == 1 && seed % 5 > 0,
+            clamped: seed % 4 == 1 && seed % 5 > 0 && seed % 7 != 3,
             load,
             pick: Pick::Best,
         };
@@ -361,7 +368,7 @@ fn experts_of_packed_weights() {
             act: DType::F32,
             weights: if seed < 4 { DType::P4 } else { DType::P8 },
             residual: true,
-            gelu: false,
+            function: [Activation::Silu, Activation::ReluSquared][usize::from(seed % 4 == 2)],
             biases: seed % 2 == 1,
             clamped: seed % 4 == 1,
             load,
@@ -386,7 +393,7 @@ fn experts_of_mxfp4() {
             act: [DType::F32, DType::BF16][seed / 2 % 2],
             weights: DType::Mxfp4,
             residual: seed % 3 > 0,
-            gelu: false,
+            function: Activation::Silu,
             biases: seed != 5,
             clamped: seed != 6,
             load,
@@ -423,7 +430,7 @@ fn experts_of_mxfp4_in_every_tile() {
             act: DType::BF16,
             weights: DType::Mxfp4,
             residual: seed % 2 == 0,
-            gelu: false,
+            function: Activation::Silu,
             biases: seed % 4 > 0,
             clamped: seed % 3 == 0,
             load: LOADS[seed % 4],
@@ -457,7 +464,7 @@ fn experts_of_fp8() {
             act: DType::BF16,
             weights: DType::F8Block,
             residual: seed % 2 == 0,
-            gelu: seed == 3,
+            function: [Activation::Silu, Activation::GeluTanh][usize::from(seed == 3)],
             biases: seed == 5,
             clamped: seed == 4,
             load: LOADS[seed % 4],
@@ -503,7 +510,7 @@ fn experts_of_halves() {
                 act: DType::BF16,
                 weights: DType::BF16,
                 residual: seed % 4 > 0,
-                gelu: seed % 5 == 4,
+                function: [Activation::Silu, Activation::GeluTanh][usize::from(seed % 5 == 4)],
                 biases: seed % 2 == 1,
                 clamped: seed % 3 == 0 && seed % 5 < 4,
                 load,

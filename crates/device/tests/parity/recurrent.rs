@@ -199,6 +199,7 @@ fn convolutions() {
 pub(crate) struct Heads {
     pub(crate) heads: usize,
     pub(crate) groups: usize,
+    pub(crate) turns: bool,
     pub(crate) key: usize,
     pub(crate) value: usize,
     pub(crate) delta: bool,
@@ -213,6 +214,7 @@ impl Heads {
         Heads {
             heads: groups * (1 + rng.below(3)),
             groups,
+            turns: rng.below(3) == 0,
             key: if large { rng.pick(&[64, 128, 256]) } else { small(rng) },
             value: if large { rng.pick(&[64, 128]) } else { small(rng) },
             delta: rng.below(2) == 0,
@@ -247,7 +249,7 @@ impl Heads {
         x: Tensor,
         carry: Tensor,
     ) -> Scan {
-        let Heads { heads, groups, key, value, delta, .. } = *self;
+        let Heads { heads, groups, turns, key, value, delta, .. } = *self;
         let tokens = x.rows as usize;
         let mut vector = |scale: f32, more: f32| {
             let values: Vec<f32> = rng.floats(heads, scale).iter().map(|v| v + more).collect();
@@ -274,6 +276,7 @@ impl Heads {
             rule,
             heads,
             groups,
+            turns,
             key,
             value,
             carry,
@@ -469,7 +472,7 @@ fn a_recurrent_layer_as_one_node() {
         let (key, value) = (rng.pick(&[16, 48, 128, 144]), rng.pick(&[32, 96, 128]));
         let (made, normed, taps) = (seed % 2 == 0, seed % 4 == 0, rng.pick(&[2, 4]));
         let x_type = if made { DType::BF16 } else { rng.pick(&ANY) };
-        let heads = Heads { heads: groups * share, groups, key, value, delta: true, x: x_type };
+        let heads = Heads { heads: groups * share, groups, turns: false, key, value, delta: true, x: x_type };
         let (channels, values) = (heads.cols(), heads.heads * value);
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);

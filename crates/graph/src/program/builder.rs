@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 pub struct ExpertWeights {
     /// How many experts there are.
     pub experts: u32,
-    /// (experts · 2n) × hidden, of layout [`super::WeightLayout::GateUpTurns`].
+    /// (experts · 2n) × hidden, of layout [`super::WeightLayout::GateUpTurns`]; without a gate (experts · n) × hidden.
     pub gate_up: WeightRef,
     /// (experts · hidden) × n.
     pub down: WeightRef,

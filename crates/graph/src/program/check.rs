@@ -5,7 +5,7 @@ use super::{
     WeightId, WeightLayout,
 };
 use crate::{Phase, ShapeKey};
-use device::op::{Kept, KvLayer, Tap};
+use device::op::{Activation, Kept, KvLayer, Tap};
 use device::operand::{Binder, StepShape};
 use device::step::{FeatureShape, HostInputs};
 use device::{DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -173,9 +173,11 @@ impl Program {
     /// What an activation multiplies must alternate in the weights that made it.
     fn check_pairs(&self, step: &Step) -> Result<(), String> {
         if let ProgramOp::Experts(experts) = &step.op {
-            let turns = self.weight(experts.gate_up).layout == WeightLayout::GateUpTurns;
+            let gated = experts.act != Activation::ReluSquared;
+            let wanted = if gated { WeightLayout::GateUpTurns } else { WeightLayout::Rows };
             let problem = "gate and up rows of experts do not take turns of eight";
-            return if turns { Ok(()) } else { Err(problem.into()) };
+            let right = self.weight(experts.gate_up).layout == wanted;
+            return if right { Ok(()) } else { Err(problem.into()) };
         }
         let ProgramOp::GateMul(gate) = &step.op else { return Ok(()) };
         let maker = self.steps.iter().find(|other| other.op.made() == Some(gate.x));

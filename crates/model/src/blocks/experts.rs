@@ -1,8 +1,9 @@
 //! The experts of a layer: a router, the experts it chooses from, and an expert that every token goes through.
 
-use super::mlp;
+use super::{mlp, plain_mlp};
 use crate::builder::{Builder, Source, tensor};
 use crate::config::Fields;
+use crate::weights::Cut;
 use device::op::{Activation, Clamp, Routing};
 use formats::{Result, limits};
 use graph::program::ValueId;
@@ -19,10 +20,15 @@ pub(crate) struct Experts {
     /// One number per expert: with a softmax a part of the router's logits, else added to the scores that experts are
     /// chosen by.
     pub(crate) bias: Option<Source>,
-    /// Gate, up and down of one expert.
+    /// Gate, up and down of one expert. With squared ReLU there is no gate, and the first is not read.
     pub(crate) sources: [Source; 3],
+    /// Applied to gates, or to up.
+    pub(crate) act: Activation,
     /// Their biases.
     pub(crate) biases: Option<[Source; 3]>,
+    /// The matrices that make what experts read of a token, and a token of what they make of it, where their vectors are
+    /// shorter.
+    pub(crate) latent: Option<[Source; 2]>,
     /// Limits of gates, if the model was trained with some.
     pub(crate) clamp: Option<Clamp>,
     /// Which layers have them; the others have an MLP.
@@ -34,7 +40,7 @@ pub(crate) struct Experts {
 /// An MLP beside the experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
-    /// Gate, up and down.
+    /// Gate, up and down; the gate as above.
     pub(crate) sources: [Source; 3],
     /// What its result is multiplied by.
     pub(crate) weight: SharedWeight,
@@ -78,7 +84,9 @@ impl Experts {
             router: router(count),
             bias: None,
             sources,
+            act: Activation::Silu,
             biases: None,
+            latent: None,
             clamp: None,
             layers: vec![true; layers],
             shared: None,
@@ -96,9 +104,20 @@ impl Experts {
     /// `x` and what the experts make of `h`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, x: ValueId, h: ValueId) -> ValueId {
         let choice = b.route("route", h, self.router, self.bias, self.routing);
-        let y = b.experts(h, choice, self, x);
+        let y = match self.latent {
+            None => b.experts(h, choice, self, Some(x)),
+            Some([into, from]) => {
+                let latent = b.linear("experts_in", h, &[into], false, Cut::Whole);
+                let o = b.experts(latent, choice, self, None);
+                let o = b.linear("experts_out", o, &[from], false, Cut::Whole);
+                b.ops().add("experts_add", x, o)
+            }
+        };
         let Some(shared) = &self.shared else { return y };
-        let s = mlp(b, "shared_", h, shared.sources, Activation::Silu);
+        let s = match (self.act, shared.sources) {
+            (Activation::ReluSquared, [_, up, down]) => plain_mlp(b, "shared_", h, [up, down]),
+            (act, sources) => mlp(b, "shared_", h, sources, act),
+        };
         let s = match shared.weight {
             SharedWeight::Sigmoid(gate) => return b.add_gated("shared_out", y, s, h, gate),
             SharedWeight::Factor(1.0) => s,

@@ -1,7 +1,7 @@
 //! A configuration field by its two names: in `config.json` and in GGUF metadata.
 
 use formats::checkpoint::Checkpoint;
-use formats::gguf::{Array, Gguf};
+use formats::gguf::{self, Array, Gguf};
 use formats::{Error, Result, limits};
 use serde_json::{Map, Value};
 use std::fmt::Display;
@@ -113,9 +113,41 @@ impl<'a> Fields<'a> {
 
     /// A whole number that must be there.
     pub(crate) fn required(&self, json: &str, gguf: &str) -> Result<usize> {
-        let name = self.key(gguf).unwrap_or_else(|| json.to_owned());
+        let name = self.called(json, gguf);
         let missing = || Error::invalid(self.file, 0, name, "nothing", "a whole number");
         self.size(json, gguf)?.ok_or_else(missing)
+    }
+
+    /// A whole number, or that of all layers that are not 0 in a list that GGUF files may have in its place.
+    pub(crate) fn size_in_layers(&self, json: &str, gguf: &str) -> Result<Option<usize>> {
+        let Some(sizes) = self.sizes_of_layers(gguf)? else { return self.size(json, gguf) };
+        let mut some = sizes.into_iter().filter(|&size| size > 0);
+        let first = some.next();
+        match some.find(|&size| Some(size) != first) {
+            None => Ok(first.or(Some(0))),
+            Some(other) => {
+                let allowed = format!("{}, as in other layers, or 0", first.unwrap_or(0));
+                Err(self.unsupported(&self.called(json, gguf), other, allowed))
+            }
+        }
+    }
+
+    /// A list of GGUF metadata with a whole number for each layer; `None` if there is no list.
+    pub(crate) fn sizes_of_layers(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        let Some((header, key)) = self.metadata().zip(self.key(name)) else { return Ok(None) };
+        let Some(gguf::Value::Array(list)) = header.get(&key) else { return Ok(None) };
+        let size = |i: usize| list.int(i).and_then(|n| usize::try_from(n).ok());
+        let sizes: Option<Vec<usize>> = match list.len() <= limits::LAYERS as usize {
+            true => (0..list.len()).map(size).collect(),
+            false => None,
+        };
+        let wrong = || self.invalid(&key, format!("a list of {}", list.len()), "whole numbers");
+        sizes.map(Some).ok_or_else(wrong)
+    }
+
+    /// The name of a field in this container.
+    pub(crate) fn called(&self, json: &str, gguf: &str) -> String {
+        self.key(gguf).unwrap_or_else(|| json.to_owned())
     }
 
     /// A number.

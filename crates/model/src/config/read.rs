@@ -35,12 +35,24 @@ pub struct Defaults {
     pub norm_eps: (&'static str, &'static str),
     /// Whether the family reads experts.
     pub experts: bool,
+    /// Width of the MLP; `None`: configurations say.
+    pub intermediate: Option<usize>,
+    /// Whether the family reads the sizes of keys and values itself.
+    pub latent: bool,
 }
 
 impl Default for Defaults {
     fn default() -> Defaults {
         let norm_eps = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-        Defaults { max_position: 2_048, head_dim: None, tied: false, norm_eps, experts: false }
+        Defaults {
+            max_position: 2_048,
+            head_dim: None,
+            tied: false,
+            norm_eps,
+            experts: false,
+            intermediate: None,
+            latent: false,
+        }
     }
 }
 
@@ -50,13 +62,17 @@ impl ModelConfig {
         refuse_other_weights(f, defaults.experts)?;
         let q_heads = f.required("num_attention_heads", "attention.head_count")?;
         let hidden = f.required("hidden_size", "embedding_length")?;
-        let head_dim = f.size("head_dim", "attention.key_length")?.or(defaults.head_dim);
+        let [key, value] = match defaults.latent {
+            true => [""; 2],
+            false => ["attention.key_length", "attention.value_length"],
+        };
+        let head_dim = f.size("head_dim", key)?.or(defaults.head_dim);
         let head_dim = head_dim.unwrap_or(hidden / q_heads.max(1));
-        if let Some(found) = f.size("", "attention.value_length")?.filter(|&n| n != head_dim) {
+        if let Some(found) = f.size("", value)?.filter(|&n| n != head_dim) {
             let allowed = format!("{head_dim}, the head size");
             return Err(f.unsupported("attention.value_length", found, allowed));
         }
-        let kv_heads = f.size("num_key_value_heads", "attention.head_count_kv")?;
+        let kv_heads = f.size_in_layers("num_key_value_heads", "attention.head_count_kv")?;
         let longest = f.size("max_position_embeddings", "context_length")?;
         let eps = f.number(defaults.norm_eps.0, defaults.norm_eps.1)?.unwrap_or(1e-6) as f32;
         let tied = match f.is_gguf() {
@@ -67,8 +83,8 @@ impl ModelConfig {
             family: "",
             decoder: Arc::new(NoDecoder),
             hidden,
-            intermediate: f.required("intermediate_size", "feed_forward_length")?,
-            layers: f.required("num_hidden_layers", "block_count")?,
+            intermediate: intermediate(f, defaults.intermediate)?,
+            layers: layers(f)?,
             q_heads,
             kv_heads: kv_heads.unwrap_or(q_heads),
             head_dim,
@@ -105,7 +121,10 @@ impl ModelConfig {
         f: &Fields<'_>,
         generation: Option<&Fields<'_>>,
     ) -> Result<ModelConfig> {
-        self.family = family.name;
+        // Where files call several families the same, the reader has said which.
+        if self.family.is_empty() {
+            self.family = family.name;
+        }
         if let Some((classes, labels)) = super::task::classes(f)? {
             (self.task, self.labels) = (Task::Classify(classes), labels);
         }
@@ -136,6 +155,25 @@ impl ModelConfig {
             repetition_penalty: float("repetition_penalty")?,
         };
         Ok(())
+    }
+}
+
+/// Width of the MLP.
+fn intermediate(f: &Fields<'_>, usual: Option<usize>) -> Result<usize> {
+    let (json, gguf) = ("intermediate_size", "feed_forward_length");
+    match f.size_in_layers(json, gguf)?.or(usual) {
+        Some(width) => Ok(width),
+        None => f.required(json, gguf),
+    }
+}
+
+/// Layers of the model: GGUF files count those that draft tokens, too, which come last.
+fn layers(f: &Fields<'_>) -> Result<usize> {
+    let (all, drafting) = (f.required("num_hidden_layers", "block_count")?, "nextn_predict_layers");
+    let more = f.size("", drafting)?.unwrap_or(0);
+    match all.checked_sub(more).filter(|&layers| layers > 0 || more == 0) {
+        Some(layers) => Ok(layers),
+        None => Err(f.invalid(&f.called("", drafting), more, format!("fewer than {all}"))),
     }
 }
 

@@ -314,8 +314,27 @@ fn gguf_scaling(f: &Fields<'_>) -> Result<RopeScaling> {
             Ok(RopeScaling::Linear { factor })
         }
         (None | Some("none" | "linear"), _) => Ok(RopeScaling::None),
-        (Some(other), _) => Err(f.unsupported("rope.scaling.type", other, "none, linear")),
+        (Some("yarn"), Some(factor)) => gguf_yarn(f, factor),
+        (Some(other), _) => Err(f.unsupported("rope.scaling.type", other, "none, linear, yarn")),
     }
+}
+
+/// YaRN's fields in GGUF metadata. The multiplier of logarithms is a tenth of `mscale_all_dim`; files have no `mscale`, which
+/// is the same number in all published models, so that cosines and sines keep their size.
+fn gguf_yarn(f: &Fields<'_>, factor: f64) -> Result<RopeScaling> {
+    let number = |key: &str| f.number("", &format!("rope.scaling.{key}"));
+    let stretched = |by: f64| if factor <= 1.0 { 1.0 } else { by * factor.ln() + 1.0 };
+    let all = number("yarn_log_multiplier")?.filter(|&by| by != 0.0);
+    let usual = if all.is_some() { 1.0 } else { stretched(0.1) };
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: number("yarn_beta_fast")?.unwrap_or(32.0),
+        slow: number("yarn_beta_slow")?.unwrap_or(1.0),
+        original: f.required("", "rope.scaling.original_context_length")?,
+        whole: true,
+        scale: number("yarn_attn_factor")?.unwrap_or(usual),
+        spread: all.map_or(1.0, stretched),
+    })
 }
 
 /// A small tensor of a GGUF file; empty if it is larger than a head.

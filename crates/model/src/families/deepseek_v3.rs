@@ -1,26 +1,27 @@
 //! DeepSeek V3: as V2, with experts chosen by sigmoids and a bias that counts in the choice alone.
 
 use super::Family;
-use super::deepseek_v2::{group_count, read_with};
+use super::deepseek_v2::{groups, read_with};
 use crate::config::{Fields, ModelConfig};
 use device::op::{Routing, Score};
 use formats::Result;
 
 pub(super) const FAMILY: Family = Family { name: "deepseek_v3", gguf: "", encodes: false, read };
 
-fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    read_with(f, |f, count, routing| {
-        let groups = group_count(f, count)?;
-        if count / groups < 2 {
-            return Err(f.invalid("n_group", groups, "groups of two experts or more"));
-        }
-        Ok(Routing {
-            score: Score::Sigmoid,
-            groups: groups as u32,
-            kept: f.required("topk_group", "")? as u32,
-            group_top: 2,
-            renormalise: f.bool("norm_topk_prob", "")?.unwrap_or(true),
-            ..routing
-        })
-    })
+pub(super) fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    let mut config = read_with(f, routing)?;
+    config.family = FAMILY.name;
+    Ok(config)
+}
+
+/// Experts chosen by sigmoids in groups that are scored by their best two.
+pub(super) fn routing(f: &Fields<'_>, count: usize, routing: Routing) -> Result<Routing> {
+    let (groups, kept) = groups(f, count)?;
+    if count / (groups as usize) < 2 {
+        let name = f.called("n_group", "expert_group_count");
+        return Err(f.invalid(&name, groups, "groups of two experts or more"));
+    }
+    // A GGUF file says it where weights add up to 1.
+    let renormalise = f.bool("norm_topk_prob", "expert_weights_norm")?.unwrap_or(!f.is_gguf());
+    Ok(Routing { score: Score::Sigmoid, groups, kept, group_top: 2, renormalise, ..routing })
 }

@@ -43,6 +43,8 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     tied: true,
     norm_eps: ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
     experts: false,
+    intermediate: None,
+    latent: false,
 };
 
 /// The numbers that every decoder has, for both Gemmas.

@@ -39,22 +39,33 @@ fn shared(f: &Fields<'_>, config: &ModelConfig, residual: f32) -> Result<Option<
     if found.is_none() {
         return Ok(None);
     }
-    let sources = shared_sources(f, config)?;
+    let sources = shared_sources(f, config, true)?;
     Ok(Some(Shared { sources, weight: SharedWeight::Factor(residual) }))
 }
 
-/// Gate, up and down of what every token goes through.
-pub(super) fn shared_sources(f: &Fields<'_>, config: &ModelConfig) -> Result<[Source; 3]> {
+/// Gate, up and down of what every token goes through, `beside` experts or alone.
+pub(super) fn shared_sources(
+    f: &Fields<'_>,
+    config: &ModelConfig,
+    beside: bool,
+) -> Result<[Source; 3]> {
     let (json, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
-    let inner = f.required(json, gguf)?;
+    let inner = match f.size(json, gguf)? {
+        None if config.gguf && !beside => config.intermediate,
+        _ => f.required(json, gguf)?,
+    };
     if inner == 0 || inner > limits::WIDTH as usize {
         return Err(f.invalid(json, inner, format!("1 to {}", limits::WIDTH)));
     }
+    let names = match beside {
+        true => ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"],
+        false => ["ffn_gate", "ffn_up", "ffn_down"],
+    };
     let [gate, up] = match config.gguf {
-        true => ["ffn_gate_shexp", "ffn_up_shexp"].map(|name| tensor("", name, inner)),
+        true => [names[0], names[1]].map(|name| tensor("", name, inner)),
         false => halves("shared_mlp.input_linear", inner),
     };
-    let down = tensor("shared_mlp.output_linear", "ffn_down_shexp", config.hidden);
+    let down = tensor("shared_mlp.output_linear", names[2], config.hidden);
     Ok([gate, up, down])
 }
 

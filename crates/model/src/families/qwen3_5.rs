@@ -6,7 +6,7 @@ use crate::config::{Fields, ModelConfig};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "qwen3_5_text", gguf: "", encodes: false, read };
+pub(super) const FAMILY: Family = Family { name: "qwen3_5_text", gguf: "qwen35", encodes: false, read };
 
 /// What is in front of the names of the text part of a model that sees images, too.
 pub(super) const ROOT: &str = "model.language_model.";

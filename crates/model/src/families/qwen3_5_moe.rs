@@ -4,20 +4,21 @@ use super::{Family, qwen2_moe, qwen3_5, qwen3_next};
 use crate::blocks::delta::{DeltaNet, Inputs};
 use crate::blocks::experts::{self, Experts};
 use crate::builder::{Source, tensor};
-use crate::config::{Fields, ModelConfig};
+use crate::config::{Defaults, Fields, ModelConfig};
 use formats::Result;
 use std::sync::Arc;
 
 pub(super) const FAMILY: Family =
-    Family { name: "qwen3_5_moe_text", gguf: "", encodes: false, read };
+    Family { name: "qwen3_5_moe_text", gguf: "qwen35moe", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.silu_without_bias()?;
-    let inner = f.required("moe_intermediate_size", "")?;
+    let inner = f.required("moe_intermediate_size", "expert_feed_forward_length")?;
     // No layer has an MLP instead of experts.
-    let f = &f.with("intermediate_size", inner);
-    let mut config = ModelConfig::read(f, qwen3_next::defaults())?;
+    let defaults = Defaults { intermediate: Some(inner), ..qwen3_next::defaults() };
+    let mut config = ModelConfig::read(f, defaults)?;
     let sources = match f.has_ending(JOINED) {
+        _ if f.is_gguf() => experts::numbered(inner, config.hidden),
         Some(false) => experts::numbered(inner, config.hidden),
         Some(true) | None => joined(inner, config.hidden),
     };

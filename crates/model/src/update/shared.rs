@@ -204,7 +204,7 @@ impl GraphExecutor {
 fn vector(spec: &WeightSpec, index: usize, stored: &[f32], bound: &Tensor) -> (Span, Vec<u8>) {
     let part: &Part = &spec.parts[index];
     let before: usize = spec.parts[..index].iter().map(|part| part.rows.len()).sum();
-    let element = |at| (stored[part.stored_row(at)] + part.add) * part.factor;
+    let element = |at| part.element(stored[part.stored_row(at)]);
     let values: Vec<f32> = (0..part.rows.len()).map(element).collect();
     let mut bytes = Vec::new();
     bound.dtype.encode(&values, &mut bytes);

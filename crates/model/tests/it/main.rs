@@ -12,6 +12,7 @@ mod experts;
 mod goldens;
 mod gone;
 mod heads;
+mod hostile_gguf;
 mod kept;
 mod loading;
 #[path = "../../../formats/tests/make/mod.rs"]

@@ -1,6 +1,6 @@
 //! Experts on a GPU. On Hopper, with weights in bf16, e4m3 or MXFP4: a plan of which tokens each expert has
 //! (`kernels/experts_plan.cu`), both GEMMs in one launch (`experts.cu`), the sum (`experts_sum.cu`); large steps read a copy
-//! of the tokens in the plan's order (`experts_gather.cu`). Elsewhere `experts_ref.cu`.
+//! of the tokens in the plan's order (`experts_gather.cu`). Elsewhere, and for experts without a gate, `experts_ref.cu`.
 
 use super::shape::Shape;
 use super::{Clamp, Experts};
@@ -237,7 +237,8 @@ impl Experts {
                         ("EXPERTS", self.experts),
                     ])
                     .defines(&[
-                        ("ACT", self.act.code()),
+                        ("ACT", if self.is_gated() { self.act.code() } else { 2 }),
+                        ("GATED", u32::from(self.is_gated())),
                         ("RESIDUAL", u32::from(self.residual.is_some())),
                     ])
                     .define(

@@ -22,7 +22,8 @@ struct ExpertsStep {
     experts: usize,
     gate_up: Weights,
     down: Weights,
-    gate: Gate,
+    /// `None`: up is cut off at 0 and squared.
+    gate: Option<Gate>,
     clamp: Option<Clamp>,
     gate_up_bias: Option<Matrix>,
     down_bias: Option<Matrix>,
@@ -52,15 +53,15 @@ impl Experts {
             let is_packed = matches!(all.dtype, DType::P4 | DType::P8);
             Weights { all, rows, packed: is_packed.then(|| packed::Kind::of(lowering)) }
         };
-        let (inner, wide) = (self.inner() as usize, self.x.cols as usize);
+        let wide = self.x.cols as usize;
         Box::new(ExpertsStep {
             x: Matrix::new(memory, &self.x),
             choice: Words::new(memory, &self.choice),
             top: self.top() as usize,
             experts: self.experts as usize,
-            gate_up: weights(&self.gate_up, 2 * inner),
+            gate_up: weights(&self.gate_up, self.up_rows() as usize),
             down: weights(&self.down, wide),
-            gate: Gate::new(self.act, lowering),
+            gate: self.is_gated().then(|| Gate::new(self.act, lowering)),
             clamp: self.clamp,
             gate_up_bias: self.gate_up_bias.as_ref().map(|bias| Matrix::new(memory, bias)),
             down_bias: self.down_bias.as_ref().map(|bias| Matrix::new(memory, bias)),
@@ -332,11 +333,21 @@ impl ExpertsStep {
         });
     }
 
-    /// act(gate) · up of one assignment of an expert, rounded to x's dtype.
+    /// act(gate) · up of one assignment of an expert, or act(up), rounded to x's dtype.
     fn activate(&self, expert: usize, sums: &mut [f32], out: &mut [f32]) {
         add_bias(self.gate_up_bias.as_ref(), expert, sums);
-        let turns = sums.chunks_exact(2 * TURN).zip(out.chunks_exact_mut(TURN));
-        for (both, out) in turns {
+        match &self.gate {
+            Some(gate) => self.multiply_gates(gate, sums, out),
+            None => out.iter_mut().zip(sums).for_each(|(out, up)| *out = up.max(0.0) * up.max(0.0)),
+        }
+        if self.x.dtype != DType::F32 {
+            out.iter_mut().for_each(|value| *value = round_to(self.x.dtype, *value));
+        }
+    }
+
+    /// act(gate) · up, which take turns in `sums`.
+    fn multiply_gates(&self, gate: &Gate, sums: &[f32], out: &mut [f32]) {
+        for (both, out) in sums.chunks_exact(2 * TURN).zip(out.chunks_exact_mut(TURN)) {
             let pairs: [f32; 2 * TURN] = std::array::from_fn(|i| both[i % 2 * TURN + i / 2]);
             let out: &mut [f32; TURN] = out.try_into().expect("a chunk of eight");
             if let Some(clamp) = self.clamp {
@@ -344,10 +355,7 @@ impl ExpertsStep {
                 unsafe { clamped_mul(self.level, both, clamp, out) };
                 continue;
             }
-            self.gate.row16(&pairs, out);
-        }
-        if self.x.dtype != DType::F32 {
-            out.iter_mut().for_each(|value| *value = round_to(self.x.dtype, *value));
+            gate.row16(&pairs, out);
         }
     }
 

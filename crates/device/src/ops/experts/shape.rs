@@ -184,7 +184,7 @@ impl Experts {
         let rows = [&self.y].into_iter().chain(&self.residual).all(|tensor| tensor.stride == wide);
         let whole = wide.is_multiple_of(64) && inner.is_multiple_of(64) && wide <= 8192;
         let fits = self.experts <= 512 && top <= 32 && self.x.rows <= 1 << 20;
-        if target.capability.0 != 9 || !(values && rows && whole && fits) {
+        if target.capability.0 != 9 || !(values && rows && whole && fits && self.is_gated()) {
             return None;
         }
         let each = 2 * self.x.rows * top / self.experts;

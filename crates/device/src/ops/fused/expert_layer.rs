@@ -303,8 +303,8 @@ impl<'a> ExpertLayer<'a> {
                 "the norm's weight is not aligned bf16 or f32",
             ),
             (
-                experts.clamp.is_none() && experts.biases().next().is_none(),
-                "experts have biases or limited gates",
+                experts.clamp.is_none() && experts.biases().next().is_none() && experts.is_gated(),
+                "experts have biases, limited gates or none",
             ),
             (wide == CHUNK || wide == 2 * CHUNK, "the hidden size is not 2048 or 4096"),
             (

@@ -157,6 +157,7 @@ impl<'a> Recurrent<'a> {
             (self.norm().is_some(), "heads have no norm of their own before the gate"),
             (made, "gates are not made of bf16 by whole chunks"),
             (conv.w.rows == scan.x.cols, "the convolution has other channels than the scan"),
+            (!scan.turns, "groups take turns"),
             (scan.state.limits.logged() == 0, "the state has a log of drafts"),
         ];
         limits.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)

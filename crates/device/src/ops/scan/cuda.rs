@@ -13,7 +13,7 @@ const COLUMNS: u32 = 8;
 impl Scan {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let (s, limits) = (&self.state, &self.state.limits);
-        let Scan { heads, groups, key, value, .. } = *self;
+        let Scan { heads, groups, turns, key, value, .. } = *self;
         let parts = value / COLUMNS;
         let warps = [4, 2, 1].into_iter().find(|&warps| parts.is_multiple_of(warps)).unwrap_or(1);
         // Queries and keys of a tile are in shared memory, and accepted drafts that are taken from the log.
@@ -34,7 +34,8 @@ impl Scan {
                 ("KEY", key),
                 ("VALUE", value),
                 ("HEADS", heads),
-                ("SHARE", heads / groups),
+                ("SHARE", if turns { 0 } else { heads / groups }),
+                ("GROUPS", groups),
                 ("Q_AT", at.query as u32),
                 ("K_AT", at.key as u32),
                 ("V_AT", at.value as u32),

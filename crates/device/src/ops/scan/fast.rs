@@ -114,7 +114,7 @@ impl ScanStep {
         let to = self.place(fed.seat, fed.before + index);
         // SAFETY: parts of the entry that this chunk alone writes and no chunk reads in this step.
         unsafe {
-            if head == 0 || self.group(head) != self.group(head - 1) {
+            if self.columns[..head].iter().all(|other| other.key < self.columns[head].key) {
                 k.as_ptr().copy_to_nonoverlapping(to.add(self.group(head)), k.len());
             }
             let at = self.log.changes + head * self.value;

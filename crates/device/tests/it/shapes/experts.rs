@@ -181,8 +181,13 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
             pick: Pick::Best,
         }),
         Op::Experts(Experts { residual: Some(y), ..plain.clone() }),
-        Op::Experts(plain),
+        Op::Experts(plain.clone()),
     ];
+    if !biases && matches!(weights, DType::F32 | DType::BF16) {
+        // Experts without a gate.
+        let gate_up = Tensor { rows: plain.gate_up.rows / 2, ..plain.gate_up };
+        ops.push(Op::Experts(Experts { gate_up, act: Activation::ReluSquared, ..plain }));
+    }
     if matches!(weights, DType::BF16 | DType::F8Block) && tokens <= 4 {
         let weight = tensor(Region::Weights, DType::BF16, 1, hidden);
         let norm = RmsNorm { x: y, norm: Norm { weight, eps: 1e-6 }, y: x };

@@ -54,6 +54,7 @@ pub(crate) fn ops(
             rule,
             heads,
             groups,
+            turns: delta && groups == 2,
             key,
             value,
             carry,

@@ -13,6 +13,8 @@ pub struct Heads {
     pub heads: u32,
     /// Heads that keys and queries have.
     pub groups: u32,
+    /// Groups take turns: head h has the key of group h mod `groups`.
+    pub turns: bool,
     /// Elements of a key.
     pub key: u32,
     /// Elements of a value.
@@ -65,7 +67,7 @@ impl ProgramBuilder {
         heads: Heads,
     ) -> ValueId {
         let Value { rows, dtype, .. } = *self.program.value(x);
-        let Heads { heads, groups, key, value } = heads;
+        let Heads { heads, groups, turns, key, value } = heads;
         let (a, dt, skip) = vectors;
         let (a, dt) = (self.weight(a), self.weight(dt));
         let skip = skip.map(|skip| self.weight(skip));
@@ -81,6 +83,7 @@ impl ProgramBuilder {
             rule,
             heads,
             groups,
+            turns,
             key,
             value,
             carry,

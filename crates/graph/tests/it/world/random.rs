@@ -215,7 +215,7 @@ impl Maker {
             false => (Rule::StateSpace { least: 0.0 }, Some(vector("skip", heads))),
         };
         let vectors = (vector("a", heads), vector("dt", heads), skip);
-        let shape = Heads { heads, groups, key, value };
+        let shape = Heads { heads, groups, turns: delta, key, value };
         let gates = (both, channels + values);
         let o = b.scan(&format!("{name}.s"), c, gates, vectors, rule, shape);
         let norm = self.rng.once_in(2).then(|| (vector("norm", value), 1e-6, value));
