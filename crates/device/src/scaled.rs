@@ -14,6 +14,7 @@
 //! 32 columns of a row (`scaled/mxfp4.rs`).
 
 pub mod e4m3;
+pub mod feedback;
 pub(crate) mod mxfp4;
 pub mod quantise;
 mod search;

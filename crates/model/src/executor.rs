@@ -212,7 +212,7 @@ impl GraphExecutor {
     }
 
     /// The plan of the last step launched.
-    fn last_plan(&self) -> Option<&Plan> {
+    pub(crate) fn last_plan(&self) -> Option<&Plan> {
         let key = &self.last.as_ref()?.key;
         match key.phase {
             Phase::Decode => self.runners.decode.plan_of(key),

@@ -51,7 +51,7 @@ pub use load::{
 pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use precision::{Precision, Quantise};
-pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
+pub use quantise::{QuantiseError, QuantiseOptions, Quantiser, Texts};
 pub use reading::{ReadError, Reading};
 pub use sleep::{Parts, SleepError};
 pub use spec::{Choice, Method, SpecError, SpecUse, Speculation, Why};

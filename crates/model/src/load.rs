@@ -286,6 +286,11 @@ impl Configured {
         &self.drafted.written.program
     }
 
+    /// What its weights are made of.
+    pub(crate) fn weights(&self) -> &[WeightSpec] {
+        &self.drafted.written.weights
+    }
+
     /// Every graph, decode first.
     pub fn keys(&self) -> Vec<ShapeKey> {
         let both = [&self.decode, &self.prefill];

@@ -112,17 +112,7 @@ impl<'a> Tail<'a> {
             // Uses the rows given here, not the step's live count, and no handoff from the node before.
             node.op.detach();
         }
-        let every = |node: &Node| {
-            let all = if let Op::Attention(op) = &node.op {
-                op.last_only.then(|| Op::from(Attention { last_only: false, ..op.clone() }))
-            } else if let Op::LatentAttention(op) = &node.op {
-                op.last_only.then(|| Op::from(LatentAttention { last_only: false, ..op.clone() }))
-            } else {
-                None
-            };
-            all.map(|op| Node { op, ..node.clone() })
-        };
-        let attention = nodes.iter().find_map(every);
+        let attention = nodes.iter().find_map(seeing_all);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
         let logits = sample.logits;
         Some(Tail { runners, attention, gathers, nodes: tail, logits, rows })
@@ -131,12 +121,7 @@ impl<'a> Tail<'a> {
     /// Tokens `first..first + count`, at most as many as there are rows, take the place of rows.
     fn run(&self, first: u32, count: u32) -> Result<()> {
         let (device, arena) = (self.runners.device(), self.runners.arena());
-        let copies = self.gathers.iter().map(|gather| {
-            let row = gather.x.dtype.bytes(gather.x.stride as usize) as u64;
-            let from = gather.x.span.part(u64::from(first) * row, u64::from(count) * row);
-            let op = Op::Copy(Copy { from, to: gather.y.span.part(0, u64::from(count) * row) });
-            Node { op, name: "prompt".into(), layer: None }
-        });
+        let copies = self.gathers.iter().map(|gather| gather_rows(gather, first, count));
         for node in copies.collect::<Vec<_>>().iter().chain(&self.nodes) {
             device.run(arena, node)?;
         }
@@ -164,6 +149,26 @@ impl<'a> Tail<'a> {
         }
         Ok(scores)
     }
+}
+
+/// Attention of every token, for a node that has that of the last ones only.
+pub(crate) fn seeing_all(node: &Node) -> Option<Node> {
+    let all = if let Op::Attention(op) = &node.op {
+        op.last_only.then(|| Op::from(Attention { last_only: false, ..op.clone() }))
+    } else if let Op::LatentAttention(op) = &node.op {
+        op.last_only.then(|| Op::from(LatentAttention { last_only: false, ..op.clone() }))
+    } else {
+        None
+    };
+    all.map(|op| Node { op, ..node.clone() })
+}
+
+/// Tokens `first..first + count` instead of those that a gather takes.
+pub(crate) fn gather_rows(gather: &Gather, first: u32, count: u32) -> Node {
+    let row = gather.x.dtype.bytes(gather.x.stride as usize) as u64;
+    let from = gather.x.span.part(u64::from(first) * row, u64::from(count) * row);
+    let op = Op::Copy(Copy { from, to: gather.y.span.part(0, u64::from(count) * row) });
+    Node { op, name: "prompt".into(), layer: None }
 }
 
 /// A token's log-probability and the likeliest ones, best first, the lowest index among equals.

@@ -3,24 +3,31 @@
 //!
 //! Each tensor of the checkpoint that is a matrix of a layer is quantised in its own rows; all others are copied. Where
 //! every tensor goes is known before the first is read, so that rows of all of them are read, quantised and written in
-//! parallel, and no tensor is ever whole in memory.
+//! parallel, and no tensor is ever whole in memory. With texts to calibrate by, the model reads them first, and matrices
+//! are quantised layer by layer (`quantise/calibrate.rs`); what that leaves out follows as without.
 
+mod calibrate;
+mod factor;
 mod scheme;
+
+pub use calibrate::Texts;
 
 use crate::open::{ModelSource, OpenModel};
 use crate::precision::{Precision, Quantise};
 use crate::weights::{Part, WeightSpec};
 use crate::{LoadError, Written};
+use calibrate::Output;
 use device::cpu::Numerics;
+use device::scaled::feedback::Inputs;
 use device::target::{CpuTarget, WeightUse};
-use device::{DType, scaled};
+use device::{DType, Device, scaled};
 use formats::checkpoint::{Checkpoint, Format, TensorInfo, read_capped};
 use formats::limits;
 use formats::quant::dequantise;
 use formats::scaled::Quantisation;
 use formats::write::{NewCheckpoint, NewTensor, WriteError};
 use rayon::prelude::*;
-use scheme::{Scheme, UNIT};
+use scheme::{Rounded, Scheme, UNIT};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
@@ -70,12 +77,24 @@ pub enum QuantiseError {
     /// No matrix has a shape that can be quantised.
     #[error("{}: no matrix has a number of columns that this format can have", .0.display())]
     NoMatrix(PathBuf),
+    /// It generates no text.
+    #[error("{}: calibration needs a model that generates text", .0.display())]
+    NoText(PathBuf),
+    /// The model could not read the texts to calibrate by.
+    #[error("calibration: {0}")]
+    Step(String),
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
     /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
+}
+
+impl From<device::Error> for QuantiseError {
+    fn from(error: device::Error) -> Self {
+        Self::Load(error.into())
+    }
 }
 
 impl From<formats::Error> for QuantiseError {
@@ -160,36 +179,47 @@ impl Quantiser {
         dense.into_iter().chain(experts).collect::<Vec<_>>().join(", ")
     }
 
-    /// Writes the checkpoint into a folder that has no files yet. `progress` gets bytes read so far, and may ask to stop.
+    /// Writes the checkpoint into a folder that has no files yet; with texts, matrices of linears are calibrated by them on
+    /// this device. `progress` gets bytes read so far, and may ask to stop. Returns how many matrices were calibrated and how
+    /// many were rounded to the nearest values.
     pub fn write(
         &self,
         folder: &Path,
+        calibration: Option<(&Device, &Texts)>,
         progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
-    ) -> Result<(), QuantiseError> {
+    ) -> Result<[usize; 2], QuantiseError> {
         let mut metadata = self.checkpoint.metadata().clone();
         metadata.insert("format".into(), "pt".into());
         let shard = self.options.shard_bytes.unwrap_or(SHARD_BYTES);
         let new = NewCheckpoint::create(folder, &self.groups(), shard, &metadata)?;
         let done = AtomicU64::new(0);
+        let report = |read| match progress(done.fetch_add(read, Ordering::Relaxed) + read) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(QuantiseError::Stopped),
+        };
         let work = || {
-            self.jobs().into_par_iter().try_for_each(|(index, rows)| {
-                let read = self.write_rows(&new, index, rows)?;
-                match progress(done.fetch_add(read, Ordering::Relaxed) + read) {
-                    ControlFlow::Continue(()) => Ok(()),
-                    ControlFlow::Break(()) => Err(QuantiseError::Stopped),
-                }
-            })
+            let output = Output { quantiser: self, new: &new, report: &report };
+            let calibrated = match calibration {
+                Some((device, texts)) => calibrate::run(output, device, texts)?,
+                None => HashSet::new(),
+            };
+            let jobs = self.jobs().into_par_iter();
+            jobs.filter(|(index, _)| !calibrated.contains(index))
+                .try_for_each(|(index, rows)| report(self.write_rows(&new, index, rows)?))?;
+            Ok::<usize, QuantiseError>(calibrated.len())
         };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.options.threads.unwrap_or(0));
         let no_threads = |error: rayon::ThreadPoolBuildError| WriteError {
             file: folder.to_owned(),
             source: std::io::Error::other(error),
         };
-        pool.build().map_err(no_threads)?.install(work)?;
+        let calibrated = pool.build().map_err(no_threads)?.install(work)?;
         new.finish()?;
         let config = folder.join("config.json");
         std::fs::write(&config, self.new_config()).map_err(WriteError::of(&config))?;
-        self.copy_files(folder)
+        self.copy_files(folder)?;
+        let all = self.schemes.iter().flatten().count();
+        Ok([calibrated, all - calibrated])
     }
 
     /// The new tensors: those of one old tensor belong together.
@@ -234,16 +264,64 @@ impl Quantiser {
             new.write(&info.name, rows.start as u64, &bytes)?;
             return Ok(bytes.len() as u64);
         };
+        let first = rows.start;
+        let read = rows.len() * (info.bytes / info.shape[0]);
+        let rounded = scheme.round(&self.read_rows(info, rows)?, info.shape[1], None);
+        self.store(new, info, (scheme, first), rounded)?;
+        Ok(read as u64)
+    }
+
+    /// Rows of a matrix as floats.
+    fn read_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, QuantiseError> {
         let [all_rows, cols] = shape(info);
         let row_bytes = info.bytes / all_rows;
         let mut bytes = vec![0; rows.len() * row_bytes];
         self.checkpoint.read_range(&info.name, rows.start * row_bytes, &mut bytes)?;
         let mut floats = vec![0.0; rows.len() * cols];
         dequantise(info.dtype, &bytes, &mut floats).map_err(LoadError::Quant)?;
-        for (end, at, bytes) in scheme.rows([all_rows, cols], rows, &floats) {
+        Ok(floats)
+    }
+
+    /// Writes rounded rows of a matrix from `first` on.
+    fn store(
+        &self,
+        new: &NewCheckpoint,
+        info: &TensorInfo,
+        (scheme, first): (Scheme, usize),
+        rounded: Rounded,
+    ) -> Result<(), QuantiseError> {
+        for (end, at, bytes) in scheme.bytes(shape(info), first, rounded) {
             new.write(&format!("{}.{end}", module(&info.name)), at, &bytes)?;
         }
-        Ok(bytes.len() as u64)
+        Ok(())
+    }
+
+    /// Bytes of a tensor.
+    fn bytes_of(&self, index: usize) -> u64 {
+        self.checkpoint.tensors().nth(index).map_or(0, |info| info.bytes as u64)
+    }
+
+    /// Writes a matrix that is quantised by the inputs of its linear; returns what it stands for then.
+    fn write_calibrated(
+        &self,
+        new: &NewCheckpoint,
+        index: usize,
+        inputs: &Inputs<'_>,
+    ) -> Result<Vec<f32>, QuantiseError> {
+        let info = self.checkpoint.tensors().nth(index).expect("an index of a tensor");
+        let scheme = self.schemes[index].expect("the tensor is quantised");
+        let [rows, cols] = shape(info);
+        let starts: Vec<usize> = (0..rows).step_by(scheme.unit()).collect();
+        let piece = |first: usize| {
+            let floats = self.read_rows(info, first..rows.min(first + scheme.unit()))?;
+            let rounded = scheme.round(&floats, cols, Some(inputs));
+            let values = scheme.values(&rounded, cols);
+            self.store(new, info, (scheme, first), rounded)?;
+            Ok(values)
+        };
+        let pieces: Result<Vec<Vec<f32>>, QuantiseError> =
+            starts.into_par_iter().map(piece).collect();
+        Ok(pieces?.concat())
     }
 
     /// The model's `config.json` with a `quantization_config`.

@@ -22,6 +22,24 @@ pub enum Zeros {
 
 /// The scale and zero with the least squared error, and the values for them.
 pub(super) fn int4(floats: &[f32], values: &mut [u8], zeros: Zeros) -> Found {
+    let found = best(floats, zeros, &[0.0], |inverse, zero| error(floats, inverse, zero));
+    let (inverse, zero) = (1.0 / found.scale, f32::from(found.zero));
+    for (value, x) in values.iter_mut().zip(floats) {
+        *value = quantised(*x, inverse, zero) as u8;
+    }
+    found
+}
+
+/// The scale and zero with the least squared error, each element's multiplied by its weight.
+pub(super) fn int4_weighted(floats: &[f32], weights: &[f32], zeros: Zeros) -> Found {
+    let near = [0.0, -1.0, 1.0];
+    best(floats, zeros, &near, |inverse, zero| weighted_error(floats, weights, inverse, zero))
+}
+
+/// The scale and zero with the least error in units of the scale. `near` is what is added to the zero that suits the
+/// range.
+#[inline(always)]
+fn best(floats: &[f32], zeros: Zeros, near: &[f32], error: impl Fn(f32, f32) -> f32) -> Found {
     let (low, high) =
         floats.iter().fold((0.0f32, 0.0f32), |(low, high), x| (low.min(*x), high.max(*x)));
     let (low, high) = match zeros {
@@ -35,25 +53,25 @@ pub(super) fn int4(floats: &[f32], values: &mut [u8], zeros: Zeros) -> Found {
             if scale == 0.0 {
                 continue;
             }
-            let zero = match zeros {
-                Zeros::Searched => (-low * share / scale).round_ties_even().clamp(0.0, 15.0),
-                Zeros::Middle => 8.0,
+            let (suited, near) = match zeros {
+                Zeros::Searched => ((-low * share / scale).round_ties_even(), near),
+                Zeros::Middle => (8.0, &[0.0][..]),
             };
-            let error = error(floats, 1.0 / scale, zero);
-            if error * scale * scale < best.0 {
-                best = (error * scale * scale, Found { scale, zero: zero as u8 });
+            for near in near {
+                let zero = (suited + near).clamp(0.0, 15.0);
+                let error = error(1.0 / scale, zero);
+                if error * scale * scale < best.0 {
+                    best = (error * scale * scale, Found { scale, zero: zero as u8 });
+                }
             }
         }
-    }
-    let (inverse, zero) = (1.0 / best.1.scale, f32::from(best.1.zero));
-    for (value, x) in values.iter_mut().zip(floats) {
-        *value = quantised(*x, inverse, zero) as u8;
     }
     best.1
 }
 
+/// The number from 0 to 15 for `x`.
 #[inline(always)]
-fn quantised(x: f32, inverse: f32, zero: f32) -> f32 {
+pub(super) fn quantised(x: f32, inverse: f32, zero: f32) -> f32 {
     // Adding 1.5·2²³ rounds to an integer, ties to even, without a call.
     let rounded = (x * inverse + zero + 12_582_912.0) - 12_582_912.0;
     rounded.clamp(0.0, 15.0)
@@ -66,6 +84,18 @@ fn error(floats: &[f32], inverse: f32, zero: f32) -> f32 {
         for (sum, x) in sums.iter_mut().zip(floats) {
             let error = x * inverse - (quantised(*x, inverse, zero) - zero);
             *sum += error * error;
+        }
+    }
+    sums.iter().sum()
+}
+
+/// As [`error`], each element's multiplied by its weight.
+fn weighted_error(floats: &[f32], weights: &[f32], inverse: f32, zero: f32) -> f32 {
+    let mut sums = [0.0f32; 16];
+    for (floats, weights) in floats.chunks_exact(16).zip(weights.chunks_exact(16)) {
+        for ((sum, x), weight) in sums.iter_mut().zip(floats).zip(weights) {
+            let error = x * inverse - (quantised(*x, inverse, zero) - zero);
+            *sum += error * error * weight;
         }
     }
     sums.iter().sum()

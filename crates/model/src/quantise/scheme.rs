@@ -2,13 +2,13 @@
 
 use crate::precision::Quantise;
 use device::DType;
-use device::scaled::quantise::{Zeros, fp8_rows, int4_rows};
-use device::scaled::{BLOCK, fits};
+use device::scaled::feedback::{self, Inputs};
+use device::scaled::quantise::{Fp8Rows, Int4Rows, Zeros, fp8_rows, int4_rows};
+use device::scaled::{BLOCK, e4m3, fits};
 use formats::dtype::DType as Stored;
 use formats::write::NewTensor;
 use serde_json::{Value, json};
 use std::fmt;
-use std::ops::Range;
 
 /// Rows that are quantised together start at multiples of this: rows of blocks, and words of zeros, are whole.
 pub(super) const UNIT: usize = BLOCK;
@@ -86,32 +86,81 @@ impl Scheme {
         }
     }
 
-    /// Bytes of the tensors for some rows of a weight: the end of a name, the byte where they start, and the bytes. The
-    /// rows start at a multiple of [`UNIT`].
-    pub(super) fn rows(
+    /// Rows that are rounded together start at multiples of this.
+    pub(super) fn unit(self) -> usize {
+        match self {
+            Scheme::Blocks => BLOCK,
+            // Words of zeros are whole, and the lanes of a processor are full.
+            Scheme::Rows | Scheme::Int4 { .. } => 16,
+        }
+    }
+
+    /// Rounds rows of a weight: each value to the nearest, or all so that the outputs for these inputs change least.
+    pub(super) fn round(self, floats: &[f32], cols: usize, inputs: Option<&Inputs<'_>>) -> Rounded {
+        let fp8 = |dtype| match inputs {
+            Some(inputs) => feedback::fp8_rows(dtype, floats, inputs),
+            None => fp8_rows(dtype, floats, cols),
+        };
+        match self {
+            Scheme::Blocks => Rounded::Fp8(fp8(DType::F8Block)),
+            Scheme::Rows => Rounded::Fp8(fp8(DType::F8Row)),
+            Scheme::Int4 { group, zeros } => Rounded::Int4(match inputs {
+                Some(inputs) => feedback::int4_rows(floats, group, zeros, inputs),
+                None => int4_rows(floats, group, zeros),
+            }),
+        }
+    }
+
+    /// The values that rounded rows stand for.
+    pub(super) fn values(self, rounded: &Rounded, cols: usize) -> Vec<f32> {
+        let mut all = Vec::new();
+        match rounded {
+            Rounded::Fp8(found) => {
+                // Scales of a row, and rows and columns that have the same.
+                let (each, high, wide) = match self {
+                    Scheme::Blocks => (cols.div_ceil(BLOCK), BLOCK, BLOCK),
+                    Scheme::Rows | Scheme::Int4 { .. } => (1, 1, cols),
+                };
+                for (at, byte) in found.bytes.iter().enumerate() {
+                    let scale = found.scales[at / cols / high * each + at % cols / wide];
+                    all.push(e4m3::decode(*byte) * scale);
+                }
+            }
+            Rounded::Int4(found) => {
+                let group = found.values.len() / found.scales.len();
+                for (at, value) in found.values.iter().enumerate() {
+                    let steps = f32::from(*value) - f32::from(found.zeros[at / group]);
+                    all.push(steps * found.scales[at / group]);
+                }
+            }
+        }
+        all
+    }
+
+    /// Bytes of the tensors for rounded rows of a weight from `first` on: the end of a name, the byte where they start,
+    /// and the bytes. `first` is a multiple of [`Scheme::unit`].
+    pub(super) fn bytes(
         self,
         [all_rows, cols]: [usize; 2],
-        rows: Range<usize>,
-        floats: &[f32],
+        first: usize,
+        rounded: Rounded,
     ) -> Vec<(&'static str, u64, Vec<u8>)> {
-        let first = rows.start;
         let f32s = |all: &[f32]| all.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-        let (group, zeros) = match self {
-            Scheme::Blocks | Scheme::Rows => {
-                let (dtype, scales) = match self {
-                    Scheme::Blocks => (DType::F8Block, first / BLOCK * cols.div_ceil(BLOCK)),
-                    _ => (DType::F8Row, first),
+        let found = match rounded {
+            Rounded::Fp8(found) => {
+                let scales = match self {
+                    Scheme::Blocks => first / BLOCK * cols.div_ceil(BLOCK),
+                    Scheme::Rows | Scheme::Int4 { .. } => first,
                 };
-                let found = fp8_rows(dtype, floats, cols);
                 return vec![
                     ("weight", (first * cols) as u64, found.bytes),
                     ("weight_scale", 4 * scales as u64, f32s(&found.scales)),
                 ];
             }
-            Scheme::Int4 { group, zeros } => (group, zeros),
+            Rounded::Int4(found) => found,
         };
-        let found = int4_rows(floats, group, zeros);
-        let groups = cols / group;
+        let rows = found.values.len() / cols;
+        let groups = found.scales.len() / rows;
         let packed = found.values.chunks_exact(2).map(|pair| pair[0] | pair[1] << 4).collect();
         let mut scales = Vec::with_capacity(2 * found.scales.len());
         DType::F16.encode(&found.scales, &mut scales);
@@ -123,7 +172,7 @@ impl Scheme {
             let shape = [all_rows, cols].map(|size| (size as i64).to_le_bytes()).concat();
             all.push(("weight_shape", 0, shape));
         }
-        if zeros == Zeros::Searched {
+        if let Scheme::Int4 { zeros: Zeros::Searched, .. } = self {
             let at = (4 * (first / VALUES) * groups) as u64;
             all.push(("weight_zero_point", at, packed_zeros(&found.zeros, groups)));
         }
@@ -163,6 +212,13 @@ impl Scheme {
         json!({ "targets": targets, "weights": weights, "input_activations": input, "output_activations": null,
                 "format": self.format() })
     }
+}
+
+/// Rows of a weight as numbers of few bits.
+#[derive(Clone, Debug)]
+pub(super) enum Rounded {
+    Fp8(Fp8Rows),
+    Int4(Int4Rows),
 }
 
 impl fmt::Display for Scheme {

@@ -4,6 +4,7 @@
 mod adapters;
 #[path = "../answers/mod.rs"]
 mod answers;
+mod calibrate;
 mod configs;
 mod deterministic;
 mod distribution;

@@ -21,7 +21,7 @@ fn options(format: Quantise, group: usize) -> QuantiseOptions {
 
 fn quantise(from: &Path, to: &Path, options: QuantiseOptions) -> Result<Quantiser, QuantiseError> {
     let quantiser = Quantiser::open(from, options)?;
-    quantiser.write(to, &|_| ControlFlow::Continue(()))?;
+    quantiser.write(to, None, &|_| ControlFlow::Continue(()))?;
     Ok(quantiser)
 }
 
@@ -283,7 +283,7 @@ fn other_models_are_refused() {
 fn the_caller_can_stop() {
     let (model, folder) = (random_model(), tempfile::tempdir().unwrap());
     let quantiser = Quantiser::open(model.path(), options(Quantise::Fp8, 128)).unwrap();
-    let stopped = quantiser.write(folder.path(), &|_| ControlFlow::Break(()));
+    let stopped = quantiser.write(folder.path(), None, &|_| ControlFlow::Break(()));
     assert!(matches!(stopped, Err(QuantiseError::Stopped)));
     assert!(!folder.path().join("config.json").exists(), "nothing that looks complete");
 }
