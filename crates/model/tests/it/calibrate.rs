@@ -119,8 +119,8 @@ fn texts_are_cut_to_one_length() {
 #[test]
 fn models_without_text_are_refused_and_the_caller_can_stop() {
     let folder = tempfile::tempdir().unwrap();
-    let vectors = models::cases().into_iter().map(|case| models::folder().join(case));
-    let vectors = vectors.into_iter().find(|model| vocab(model).is_none());
+    let mut folders = models::cases().into_iter().map(|case| models::folder().join(case));
+    let vectors = folders.find(|model| vocab(model).is_none());
     if let Some(model) = vectors {
         let refused = quantise(&model, folder.path(), Quantise::Fp8, &texts(50, 5)).unwrap_err();
         assert!(refused.to_string().ends_with("needs a model that generates text"), "{refused}");
