@@ -20,3 +20,4 @@ mod smollm2;
 #[path = "../../crates/formats/tests/sources/mod.rs"]
 mod sources;
 mod thinking;
+mod widened;

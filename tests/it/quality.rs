@@ -1,12 +1,18 @@
 //! `dacapo bench quality`: what quantising costs the real models, and what the command refuses.
 
 use crate::smollm2;
+use crate::widened::widen;
 use serde_json::Value;
 use smollm2::{dacapo, gemma3, smollm2};
 
 /// The figures of a run. Everything but the quantised weights is in float32, so that only these count.
 fn figures(model: &str, flags: &[&str]) -> Value {
-    let exact = ["bench", "quality", model, "--numerics", "exact", "--against", "exact"];
+    figures_against("exact", model, flags)
+}
+
+/// The same with another reference.
+fn figures_against(reference: &str, model: &str, flags: &[&str]) -> Value {
+    let exact = ["bench", "quality", model, "--numerics", "exact", "--against", reference];
     let output = dacapo(&[&exact[..], &["--json", "-"], flags].concat()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let record: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -49,6 +55,44 @@ fn fp8_costs_gemma_one_percent() {
     let Some(model) = gemma3() else { return };
     let worse = number(&check(model, "fp8", 0.015), "worse");
     assert!(worse <= 0.01, "the perplexity grows by {worse}");
+}
+
+/// How much worse checkpoints in these formats are than the model they were made of, calibrated by a text that it wrote.
+fn calibrated<const N: usize>(gguf: &str, formats: [&str; N]) -> [f64; N] {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    widen(gguf, &model);
+    let model = model.to_str().unwrap();
+    formats.map(|format| {
+        let folder = home.path().join(format);
+        let folder = folder.to_str().unwrap();
+        let own = ["--calibrate", "--calibrate-tokens", "8192", "--json"];
+        let made = ["quantize", model, "-o", folder, "--format", format];
+        let made = dacapo(&[&made[..], &own].concat()).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let made: Value = serde_json::from_slice(&made.stdout).unwrap();
+        assert_eq!((number(&made, "rounded"), number(&made, "calibration_tokens")), (0.0, 8192.0));
+        let found = figures_against(model, folder, &["--tokens", "2560"]);
+        eprintln!("{format} calibrated: {found}");
+        number(&found, "worse")
+    })
+}
+
+/// The goals for SmolLM2.
+#[test]
+fn calibrated_fp8_costs_smollm2_one_percent_and_int4_eight() {
+    let Some(model) = smollm2() else { return };
+    let [fp8, int4] = calibrated(model, ["fp8", "int4"]);
+    assert!(fp8 <= 0.01 && int4 <= 0.08, "{fp8} {int4}");
+}
+
+/// The goal for Gemma.
+#[test]
+fn calibrated_int4_costs_gemma_twelve_percent() {
+    let Some(model) = gemma3() else { return };
+    let [int4] = calibrated(model, ["int4"]);
+    assert!(int4 <= 0.12, "{int4}");
 }
 
 #[test]
