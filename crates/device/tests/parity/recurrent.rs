@@ -472,7 +472,15 @@ fn a_recurrent_layer_as_one_node() {
         let (key, value) = (rng.pick(&[16, 48, 128, 144]), rng.pick(&[32, 96, 128]));
         let (made, normed, taps) = (seed % 2 == 0, seed % 4 == 0, rng.pick(&[2, 4]));
         let x_type = if made { DType::BF16 } else { rng.pick(&ANY) };
-        let heads = Heads { heads: groups * share, groups, turns: false, key, value, delta: true, x: x_type };
+        let heads = Heads {
+            heads: groups * share,
+            groups,
+            turns: false,
+            key,
+            value,
+            delta: true,
+            x: x_type,
+        };
         let (channels, values) = (heads.cols(), heads.heads * value);
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
