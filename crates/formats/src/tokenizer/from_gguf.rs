@@ -46,8 +46,7 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let ignore_merges = pre.ignore_merges();
     let bpe = Description { vocab: tokens.vocab, merges, ignore_merges, ..Description::default() };
     let bpe = bpe.build(gguf.file())?;
-    let normaliser =
-        Normaliser((pre == Pre::Qwen2).then_some(Normalise::Nfc).into_iter().collect());
+    let normaliser = Normaliser(pre.composes().then_some(Normalise::Nfc).into_iter().collect());
     let pipeline =
         Pipeline::new(gguf.file(), Model::Bpe(bpe), tokens.added, normaliser, pre.steps(gguf)?)?;
     let (prefix, suffix) = around(gguf, pre.adds_bos())?;
@@ -211,7 +210,11 @@ impl Tokens {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pre {
     Llama3,
+    /// Llama 3's words, with merges and without a first token.
+    Dbrx,
     Qwen2,
+    Qwen35,
+    DeepSeek3,
     SmolLm,
     Gpt2,
     Tekken,
@@ -221,17 +224,26 @@ pub(super) enum Pre {
 impl Pre {
     pub(super) fn named(gguf: &Gguf) -> Result<Self> {
         Ok(match gguf.str("tokenizer.ggml.pre")?.unwrap_or("default") {
-            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => Pre::Llama3,
+            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "pixtral" => Pre::Llama3,
+            "dbrx" => Pre::Dbrx,
             "qwen2" | "deepseek-r1-qwen" => Pre::Qwen2,
+            "qwen35" => Pre::Qwen35,
+            "deepseek-v3" => Pre::DeepSeek3,
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" => Pre::SmolLm,
             "gpt-2" | "phi-2" | "mpt" | "olmo" => Pre::Gpt2,
             "tekken" => Pre::Tekken,
             "default" => Pre::Default,
             other => {
-                let allowed = "llama-bpe, qwen2, smollm, gpt-2, tekken, default";
+                let allowed =
+                    "llama-bpe, dbrx, qwen2, qwen35, deepseek-v3, smollm, gpt-2, tekken, default";
                 return Err(Error::unsupported(gguf.file(), "tokenizer.ggml.pre", other, allowed));
             }
         })
+    }
+
+    /// Whether texts are brought into one form before.
+    pub(super) fn composes(self) -> bool {
+        matches!(self, Pre::Qwen2 | Pre::Qwen35)
     }
 
     pub(super) fn ignore_merges(self) -> bool {
@@ -246,8 +258,13 @@ impl Pre {
     pub(super) fn cuts(self) -> Vec<Cut> {
         let bytes = |words| Cut::ByteLevel { words };
         match self {
-            Pre::Llama3 => vec![Cut::Split(LLAMA3), bytes(false)],
+            Pre::Llama3 | Pre::Dbrx => vec![Cut::Split(LLAMA3), bytes(false)],
             Pre::Qwen2 => vec![Cut::Split(QWEN2), bytes(false)],
+            Pre::Qwen35 => vec![Cut::Split(QWEN35), bytes(false)],
+            Pre::DeepSeek3 => {
+                let words = [r"\p{N}{1,3}", "[一-龥\u{3040}-ゟ゠-ヿ]+", DEEPSEEK3];
+                words.map(Cut::Split).into_iter().chain([bytes(false)]).collect()
+            }
             Pre::SmolLm => vec![Cut::Digits, bytes(true)],
             Pre::Gpt2 => vec![bytes(true)],
             Pre::Tekken => vec![Cut::Split(TEKKEN), bytes(false)],
@@ -285,6 +302,9 @@ pub(super) enum Cut {
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 2's with marks as parts of words.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// GPT-2's words without its last alternative, as the default chain uses it.
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";

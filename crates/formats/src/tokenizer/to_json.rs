@@ -38,7 +38,7 @@ fn byte_level(gguf: &Gguf) -> Result<Value> {
         "truncation": null,
         "padding": null,
         "added_tokens": added(&tokens.added),
-        "normalizer": (pre == Pre::Qwen2).then(|| json!({"type": "NFC"})),
+        "normalizer": pre.composes().then(|| json!({"type": "NFC"})),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts},
         "post_processor": template(gguf, pre.adds_bos(), &tokens)?,
         "decoder": bytes(true, true),

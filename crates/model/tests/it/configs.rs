@@ -2,7 +2,7 @@
 
 use crate::make;
 use device::cpu::Numerics;
-use device::op::{Pairs, Routing};
+use device::op::{Pairs, Routing, Score};
 use device::target::CpuTarget;
 use formats::checkpoint::Checkpoint;
 use formats::dtype::DType;
@@ -326,6 +326,32 @@ proptest! {
     fn no_bytes_panic_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = ModelConfig::from_hf(Path::new("any"), &bytes, None);
     }
+}
+
+/// The published sizes of Nemotron 3 Nano: `transformers` counts 31,577,937,344 parameters, and biases of routers, which it
+/// does not count.
+#[test]
+fn a_hybrid_with_experts_has_the_published_number_of_parameters() {
+    let pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
+    let nano = hf(&format!(
+        r#"{{"model_type":"nemotron_h","hybrid_override_pattern":"{pattern}","vocab_size":131072,"hidden_size":2688,
+        "intermediate_size":1856,"num_attention_heads":32,"num_key_value_heads":2,"head_dim":128,"mamba_num_heads":64,
+        "mamba_head_dim":64,"ssm_state_size":128,"n_groups":8,"conv_kernel":4,"n_routed_experts":128,
+        "num_experts_per_tok":6,"moe_intermediate_size":1856,"moe_shared_expert_intermediate_size":3712,
+        "n_group":1,"topk_group":1,"norm_topk_prob":true,"routed_scaling_factor":2.5}}"#
+    ));
+    let routing = Routing {
+        score: Score::Sigmoid,
+        group_top: 2,
+        renormalise: true,
+        scale: 2.5,
+        ..Routing::softmax(6)
+    };
+    assert_eq!(experts(&nano), [(128, routing); 23]);
+    let program = program(&nano);
+    let weights = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols));
+    assert_eq!(weights.sum::<u64>(), 31_577_937_344 + 23 * 128);
+    assert_eq!((program.caches.len(), program.carries.len()), (6, 46));
 }
 
 /// What the text part leaves out, or has as null, stands beside it.

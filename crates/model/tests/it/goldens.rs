@@ -312,7 +312,6 @@ fn logits_equal_transformers_on_the_cpu() {
 /// does.
 const PLAIN: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "granitemoeshared"];
 
-/// The same weights from a GGUF file: other names, other orders of rows, other norms.
 /// Keys and values in e4m3 have three bits of mantissa: every one is off by up to a sixteenth, and what attention makes
 /// of many of them by less. Both devices, decode and chunks of a prompt, with the scales of a checkpoint and without.
 #[test]
@@ -351,6 +350,7 @@ fn pages_in_e4m3_change_little() {
     }
 }
 
+/// The same weights from a GGUF file: other names, other orders of rows, other norms.
 #[test]
 fn gguf_files_give_the_same_logits() {
     let device = models::cpu();
