@@ -185,7 +185,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     ];
     if !biases && matches!(weights, DType::F32 | DType::BF16) {
         // Experts without a gate.
-        let gate_up = Tensor { rows: plain.gate_up.rows / 2, ..plain.gate_up };
+        let gate_up = tensor(Region::Weights, weights, experts * inner, hidden);
         ops.push(Op::Experts(Experts { gate_up, act: Activation::ReluSquared, ..plain }));
     }
     if matches!(weights, DType::BF16 | DType::F8Block) && tokens <= 4 {
