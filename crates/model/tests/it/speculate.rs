@@ -4,6 +4,7 @@
 
 use crate::models;
 use device::{Device, DeviceChoice};
+use engine::exec::Executor;
 use engine::offline::{Completion, Offline};
 use engine::request::{Request, RequestId, Sampling};
 use engine::{Engine, EngineConfig};
@@ -98,7 +99,8 @@ fn prompt(n: u32, len: u32) -> Vec<u32> {
     (0..len).map(|at| (at % (7 + n) * 13 + n * 29) % VOCAB).collect()
 }
 
-fn requests() -> Vec<Request> {
+/// Requests whose prompts have `more` tokens than the shortest that are of use.
+fn requests(more: u32) -> Vec<Request> {
     let base = || Sampling { max_tokens: 70, logprobs: Some(3), ..Sampling::default() };
     let drawn = |temperature| Sampling { temperature, seed: 11, ..base() };
     let samplings = [
@@ -121,7 +123,8 @@ fn requests() -> Vec<Request> {
     ];
     let mut requests = Vec::new();
     for (sampling, n) in samplings.into_iter().zip(0..) {
-        let mut request = Request::new(RequestId(0), prompt(n % 4, 20 + n % 4 * 11), sampling);
+        let mut request =
+            Request::new(RequestId(0), prompt(n % 4, 20 + more + n % 4 * 11), sampling);
         request.choices = if n % 5 == 1 { 2 } else { 1 };
         requests.push(request);
     }
@@ -131,7 +134,9 @@ fn requests() -> Vec<Request> {
 /// All answers, and the decode steps that they took.
 fn answers(engine: &mut Offline<GraphExecutor>) -> (Vec<Completion>, u64) {
     let before = engine.stats().decode_steps;
-    let answers = engine.answer(requests());
+    // States are saved behind prefixes of four pages and more.
+    let more = if engine.engine().executor().carries_state() { 48 } else { 0 };
+    let answers = engine.answer(requests(more));
     let steps = engine.stats().decode_steps - before;
     (answers.into_iter().map(|answer| answer.unwrap()).collect(), steps)
 }
