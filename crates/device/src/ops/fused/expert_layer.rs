@@ -166,7 +166,8 @@ impl<'a> ExpertLayer<'a> {
         }
     }
 
-    /// What members before the last give is written, or stays inside: it is undefined afterwards.
+    /// What the norm gives is written, or stays inside: it is undefined afterwards. The kernel writes nothing of what else lies
+    /// between members, whose places may be one another's.
     pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
         let ExpertLayer { norm, route, experts, shared, exchange } = self;
         let weights = [&norm.norm.weight, &route.w, &experts.gate_up, &experts.down];
@@ -181,12 +182,7 @@ impl<'a> ExpertLayer<'a> {
         }
         visit(norm.y.span, Access::Write);
         visit(route.y.span, Access::Write);
-        visit(experts.y.span, Access::Write);
-        if let Some(shared) = shared {
-            visit(shared.up.y.span, Access::Write);
-            visit(shared.down.y.span, Access::Write);
-            visit(shared.y().span, Access::Write);
-        }
+        visit(self.y().span, Access::Write);
     }
 
     /// The residual and the result, which may be the same.

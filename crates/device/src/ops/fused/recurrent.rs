@@ -86,19 +86,17 @@ impl<'a> Recurrent<'a> {
         Traffic { weights, values: values.saturating_sub(inside) }
     }
 
-    /// What members pass on may be written or not: it is undefined afterwards.
+    /// The kernel writes nothing of what members pass on, whose places may be one another's.
     pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
         let mut made: Vec<Span> = Vec::new();
         for member in self.members {
             member.visit_spans(&mut |span, access| match access {
                 Access::Read if made.contains(&span) => {}
-                Access::Write => {
-                    made.push(span);
-                    visit(span, access);
-                }
+                Access::Write => made.push(span),
                 Access::Read | Access::Update => visit(span, access),
             });
         }
+        visit(self.gated.y.span, Access::Write);
     }
 
     /// A text of everything that decides how long it takes.
