@@ -205,7 +205,8 @@ impl LinearChain {
         let turns = |wide: u32, split: u32| {
             let most = if columns <= 64 { 192 / wide } else { 128 / wide }.max(1);
             let rule = if LEAN && int4 { most.min(k / 128 / split).max(1) } else { 1 };
-            if bytes || int4 { asked.turns.unwrap_or(rule) } else { 1 }
+            let fits = |turns: &u32| (1..=256 / wide).contains(turns) && *turns <= k / 128 / split;
+            if bytes || int4 { asked.turns.filter(fits).unwrap_or(rule) } else { 1 }
         };
         // What warpgroups that take turns add up; behind the ring, if that may hold other tiles already.
         let sums = |wide: u32, split: u32| turns(wide, split) * wide * columns * 4;
@@ -237,8 +238,7 @@ impl LinearChain {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             let alone = split == 1 || tiles * split <= target.sms;
             let deep = deepest(wide, split) >= least(wide, split);
-            let some = turns(wide, split) * wide <= 256 && turns(wide, split) <= k / 128 / split;
-            let fits = k.is_multiple_of(128 * split) && alone && deep && some;
+            let fits = k.is_multiple_of(128 * split) && alone && deep;
             let work = (tiles * split).div_ceil(target.sms) * wide * (k / split);
             // With many rows, blocks with more warpgroups hide more.
             let extra = match (wide, rows > MOST_COLUMNS) {
