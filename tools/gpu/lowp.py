@@ -2,14 +2,14 @@
 
 lowp.py check [KIND,...]            every kernel, poisoned outputs, repetition, a planted wrong scale
 lowp.py time  [ROWS,...] [KIND,...] microseconds of Qwen3-8B's four linears, the best variant of each kind
-lowp.py short                       the kernels with fewer instructions beside those before them, at 1 to 256 rows: two minutes
+lowp.py short                       the kernels with fewer instructions beside those before them, at 1 to 256 rows: two minutes, and one to compile
 lowp.py keys  FILE [short]          the kernels that these need, for compile.py
 
 Kinds: plain (bf16 weights, to compare), stream, mixed (wgmma, bf16 activations), bytes (wgmma, e4m3 activations), tiles; stream4 and mixed4 for int4;
 lean and lean4 (stream with fewer instructions, K of `down` in two shares or not), turns and turns4 (wgmma whose warpgroups take turns with K, or, at
 256 rows, with MMAs; e4m3 activations, int4); channel (tiles with a scale per row), quantize. Weights take turns, 0.4 GB and more: L2 does not help.
 """
-import ctypes, json, os, sys
+import ctypes, json, multiprocessing, os, sys
 
 SHAPES = dict(qkv=(6144, 4096, 0), o=(4096, 4096, 1), gate_up=(24576, 4096, 2), down=(4096, 12288, 1))
 SMS, SHARED, BANDWIDTH, PEAK = 132, 232448, 4.54e12, 1500e12
@@ -17,7 +17,7 @@ FP8_BLOCK, FP8_CHANNEL, INT4_GROUP, PIECE = 1, 2, 3, 1072
 TYPES = dict(TYPE=2, BT=2, RT=2, YT=2, BIAS=0)
 SHORT_ROWS, SHORT_KINDS, SHORT = [1, 8, 16, 64, 256], ["stream4", "lean4", "mixed4", "turns4", "stream", "lean", "bytes", "turns"], "short" in sys.argv
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192]
-CHECKED = dict(lean=[1, 3, 8], lean4=[1, 3, 8, 16], turns=[16, 64, 256], turns4=[3, 8, 16, 64, 100, 256],
+CHECKED = dict(lean=[1, 3, 8], lean4=[1, 3, 8, 16], turns=[16, 64, 256], turns4=[8, 16, 64, 256],
                stream=[1, 2, 4, 7, 8, 11, 16], stream4=[1, 3, 8, 16], mixed=[5, 16, 64, 100], mixed4=[5, 16, 64],
                bytes=[16, 64, 128, 256], tiles=[200, 256, 700, 1024], channel=[256, 700])
 
@@ -171,20 +171,32 @@ def quantize_plan(k, mode, rows):
     return Plan("quantize", key("quantize", K=k, MODE=mode, WHOLE=0, NT=2, LIVE=1), None, 256, 0)
 
 
+def checked_keys(kinds):
+    out = [quantize_plan(k, mode, 0).key for k in (4096, 12288) for mode in (0, 1, 2)]
+    return out + [p.key for kind in kinds for r in CHECKED[kind] for name in SHAPES for p in checked(kind, name, r) if p]
+
+
 def keys():
     if SHORT:
         return list({json.dumps(k): k for k in [p.key for r in SHORT_ROWS for kind in SHORT_KINDS for name in SHAPES for p in variants(kind, name, r)]}.values())
-    out = [quantize_plan(k, mode, 0).key for k in (4096, 12288) for mode in (0, 1, 2)]
-    for kind, rows in CHECKED.items():
-        out += [p.key for r in rows for name in SHAPES for p in checked(kind, name, r) if p]
+    out = checked_keys(CHECKED)
     for kind in ("plain", "stream", "stream4", "lean", "lean4", "mixed", "mixed4", "bytes", "turns", "turns4", "tiles", "channel"):
         out += [p.key for r in ROWS for name in SHAPES for p in variants(kind, name, r)]
     return list({json.dumps(k): k for k in out}.values())
 
 
+def compiled(key):
+    from compile import Nvrtc
+    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
+
+
 if __name__ == "__main__" and sys.argv[1] == "keys":
     json.dump(keys(), open(sys.argv[2], "w"))
     sys.exit()
+if __name__ == "__main__" and sys.argv[1] in ("short", "check"):
+    # All cores compile before the GPU is asked for anything.
+    with multiprocessing.Pool() as pool:
+        pool.map(compiled, keys() if SHORT else checked_keys([kind for a in sys.argv[2:] for kind in a.split(",")] or CHECKED), chunksize=1)
 
 import torch
 from step import Attribute, Config, Kernels, cuda, ok
