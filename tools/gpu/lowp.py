@@ -112,9 +112,11 @@ def short(kind, name, rows):
         halves = [64] if rows > 64 else []
         out = [wgmma(kind, name, rows, w, s, columns=c, turns=t) for c in [columns] + halves for w, s, t in shapes]
         # Sums of many tokens leave no registers for more warpgroups; e4m3 with one turn is `bytes`.
-        fits = lambda p: p and int(dict(p.key["defines"])["COLUMNS"]) * p.threads <= (128 if kind == "turns4" else 96) * 384
+        of = lambda p, name: int(dict(p.key["defines"])[name])
+        most = 256 if kind == "turns4" else 128
+        fits = lambda p: p and (of(p, "COLUMNS") * of(p, "TURNS") * of(p, "WIDE") // 64 <= most or of(p, "WIDE") == 192)
         # With e4m3 activations turns of different lengths would serialise MMAs, and one turn is `bytes`.
-        same = lambda p: dict(p.key["defines"])["TURNS"] in ("2", "4")
+        same = lambda p: of(p, "TURNS") in (2, 4)
         ordered = [wgmma(kind, name, rows, *p, ordered=1) for p in ((192, 1, 128), (128, 1, 256), (128, 2, 256))] if kind == "turns" and rows > 128 else []
         return [p for p in out if fits(p) and (kind == "turns4" or same(p))] + ordered
     return []
