@@ -127,6 +127,8 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     for (index, model) in shapes::MODELS.iter().enumerate() {
         for (rows, tokens, single) in shapes::BUCKETS {
             let chosen = match (hopper, single) {
+                // Of the largest step one model's: only there rows of one token have a launch of their own.
+                (true, false) if tokens == 2048 => index == 0,
                 (_, false) => tokens == 512 && [0, 5, 6].contains(&index),
                 (true, true) if index == 0 => [1, 8, 64].contains(&rows),
                 (true, true) => rows == 1 && index >= 3 && index != 4 || index == 6 && rows == 64,
