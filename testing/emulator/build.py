@@ -71,7 +71,7 @@ def nvrtc():
 
 def driver():
     """A folder with libcuda.so.1 and, in lib64, NVRTC and cuBLASLt."""
-    names = ["driver.c", "driver.h", "nvrtc.c", "cublaslt.c"]
+    names = ["driver.c", "driver.h", "build.h", "nvrtc.c", "cublaslt.c"]
     real, beneath = nvrtc(), runtime()
     path = os.path.join(folder(), "driver-%s" % digest(real, beneath, *[read(os.path.join(HERE, n)) for n in names]))
     if not os.path.exists(path + "/ready"):

@@ -58,7 +58,7 @@ def elect(e, parts, d, mask):
 
 
 def activemask(e, parts, d):
-    e.put(d, "b32", "emu_activemask(t)")
+    e.put(d, "b32", "emu_activemask(t, %d)" % e.site)
 
 
 def bar(e, parts, *operands):

@@ -94,7 +94,7 @@ u32 emu_match(T*, u32 site, u32 all, u64 value, u32 mask, _Bool* same);
 u32 emu_redux(T*, u32 site, u32 op, u32 value, u32 mask);
 u32 emu_elect(T*, u32 site, u32 mask, _Bool* elected);
 void emu_warp_sync(T*, u32 site, u32 mask);
-u32 emu_activemask(T*);
+u32 emu_activemask(T*, u32 site);
 void emu_mma(T*, u32 site, u32 kind, u32* d, const u32* a, const u32* b, const u32* c);
 void emu_ldmatrix(T*, u32 site, u32* d, u32 count, u32 transposed, u32 address);
 u32 emu_movmatrix(T*, u32 site, u32 value);

@@ -2,10 +2,10 @@
 // uses them. Work is done when it is launched, in the thread that launches it.
 #define _GNU_SOURCE
 #include "driver.h"
+#include "build.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum { SUCCESS = 0, INVALID = 1, NO_MEMORY = 2, NO_IMAGE = 200, NO_SYMBOL = 500, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801 };
 enum { GRANULE = 4096 };
@@ -360,31 +360,11 @@ struct function {
     u32 allowed;
 };
 
-// The library of a module, translated and compiled by build.py.
-static int built(const char* ptx, char* path, size_t room) {
-    char source[] = "/tmp/emulated-XXXXXX", command[8192];
-    const int file = mkstemp(source);
-    if (file < 0) return INVALID;
-    const size_t bytes = strlen(ptx);
-    if (write(file, ptx, bytes) != (ssize_t)bytes) return INVALID;
-    close(file);
-    const char* python = getenv("DACAPO_EMULATOR_PYTHON");
-    snprintf(command, sizeof command, "env -u LD_LIBRARY_PATH '%s' '%s/build.py' '%s'", python ? python : "python3", HERE, source);
-    FILE* lines = popen(command, "r");
-    const _Bool read = lines && fgets(path, room, lines);
-    const int code = lines ? pclose(lines) : 1;
-    unlink(source);
-    if (!read || code) return NO_IMAGE;
-    path[strcspn(path, "\n")] = 0;
-    return SUCCESS;
-}
-
 int cuModuleLoadData(const struct emu_module** module, const void* image) {
     char path[4096];
     if (strncmp(image, "//", 2) && strncmp(image, "\n", 1) && strncmp(image, ".version", 8)) return NO_IMAGE;
     enter();
-    const int code = built(image, path, sizeof path);
-    if (code) return leave(code);
+    if (!built(image, path, sizeof path)) return leave(NO_IMAGE);
     *module = emu_load(path);
     return leave(*module ? SUCCESS : NO_IMAGE);
 }

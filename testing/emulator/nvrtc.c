@@ -1,10 +1,8 @@
 // NVRTC for the emulated GPU: calls the real library, asks it for PTX of a virtual architecture, and hands that out as
 // the machine code. REAL is the real library; its builtins lie beside it.
+#include "build.h"
 #include <dlfcn.h>
 #include <glob.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef void* Program;
 
@@ -62,16 +60,11 @@ int nvrtcCompileProgram(Program program, int count, const char* const* options) 
     }
     const int code = ((int (*)(Program, int, const char* const*))real("nvrtcCompileProgram"))(program, count, changed);
     free(changed);
-    const char* folder = getenv("DACAPO_EMULATOR_PTX");
     size_t size = 0;
-    if (code == 0 && folder && nvrtcGetPTXSize(program, &size) == 0) {
+    if (code == 0 && nvrtcGetPTXSize(program, &size) == 0) {
+        // The driver will need it; compilations run in several threads, and modules are loaded one by one.
         char *text = malloc(size), path[4096];
-        nvrtcGetPTX(program, text);
-        unsigned long long hash = 1469598103934665603ull;
-        for (size_t i = 0; i < size; i++) hash = (hash ^ (unsigned char)text[i]) * 1099511628211ull;
-        snprintf(path, sizeof path, "%s/%016llx.ptx", folder, hash);
-        FILE* file = fopen(path, "w");
-        if (file) fwrite(text, 1, strlen(text), file), fclose(file);
+        if (nvrtcGetPTX(program, text) == 0) built(text, path, sizeof path);
         free(text);
     }
     return code;

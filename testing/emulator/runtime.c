@@ -392,11 +392,12 @@ static void run_warp(struct launch* l, struct warp* w) {
             if (l->failed) return;
             again = 1;
         }
+        if (!again) again = emu_answer_masks(w);
     }
 }
 
 static void describe(struct launch* l) {
-    static const char* const names[] = {"run", "wait for other lanes", "wait for their warp group", "wait at a barrier", "wait for the cluster",
+    static const char* const names[] = {"run", "ask which lanes are active", "wait for other lanes", "wait for their warp group", "wait at a barrier", "wait for the cluster",
                                         "wait for an mbarrier", "ended"};
     char* to = message;
     char* const end = message + sizeof message;

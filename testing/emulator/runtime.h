@@ -8,7 +8,7 @@
 // Most shared memory that a block has on a Hopper GPU, and what the driver keeps of it.
 enum { SHARED_FROM = 1024, SHARED_MOST = 227 << 10, SHARED_OF_SM = 228 << 10, THREADS_OF_SM = 2048, BLOCKS_OF_SM = 32, SMS = 132 };
 
-enum state { READY, IN_WARP, IN_GROUP, AT_BAR, AT_CLUSTER, AT_MBAR, DONE };
+enum state { READY, AT_MASK, IN_WARP, IN_GROUP, AT_BAR, AT_CLUSTER, AT_MBAR, DONE };
 
 // What a warp executes together.
 enum warp_op { SHFL, VOTE, MATCH, REDUX, ELECT, SYNC, MMA_SYNC, LDMATRIX, MOVMATRIX };
@@ -147,6 +147,8 @@ void emu_step_aside(X* x);
 // A host address for an address in shared memory, of any block of the cluster.
 char* emu_shared_at(X* x, u32 site, u32 address, u32 bytes, struct block** owner);
 struct emu_range* emu_find(u64 address);
+// Gives lanes that asked which lanes are active those that asked together. False if there are none.
+_Bool emu_answer_masks(struct warp* warp);
 void emu_recheck_warp(struct warp* warp);
 void emu_recheck_bars(struct block* block);
 void emu_deliver_bulk(struct block* block, u64* barrier);

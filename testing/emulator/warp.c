@@ -156,9 +156,27 @@ u32 emu_elect(T* t, u32 site, u32 mask, _Bool* elected) {
     return x->out;
 }
 void emu_warp_sync(T* t, u32 site, u32 mask) { collect(of(t), SYNC, site, mask); }
-u32 emu_activemask(T* t) {
-    // Lanes of a warp run apart here, so a lane sees itself only: allowed, and the hardest case.
-    return 1u << t->lane;
+
+// A GPU answers with the lanes that run together. Here these are the lanes that come to the same instruction before any of them
+// can go on.
+u32 emu_activemask(T* t, u32 site) {
+    if (emu_option("DACAPO_EMULATOR_ALONE", 0)) return 1u << t->lane;
+    emu_wait(of(t), AT_MASK, site);
+    return of(t)->out;
+}
+_Bool emu_answer_masks(struct warp* w) {
+    _Bool any = 0;
+    for (u32 l = 0; l < 32; l++) {
+        X* x = w->lanes[l];
+        if (!x || x->state != AT_MASK) continue;
+        u32 mask = 0;
+        for (u32 o = l; o < 32; o++)
+            if (w->lanes[o] && w->lanes[o]->state == AT_MASK && w->lanes[o]->site == x->site) mask |= 1u << o;
+        for (u32 o = l; o < 32; o++)
+            if (mask >> o & 1) w->lanes[o]->state = READY, w->lanes[o]->out = mask;
+        any = 1;
+    }
+    return any;
 }
 
 void emu_mma(T* t, u32 site, u32 kind, u32* d, const u32* a, const u32* b, const u32* c) {
