@@ -82,7 +82,7 @@ static _Bool wait_for(X* x, u32 site, struct block* owner, u64* p, u32 parity, _
     emu_deliver_bulk(owner, p);
     if (emu_mbar_complete_phase(p, parity)) return 1;
     if (only_test) {
-        emu_poll(&x->t, site);
+        emu_pause(&x->t, site);
         return emu_mbar_complete_phase(p, parity);
     }
     x->barrier = p, x->parity = parity, x->give_up = 0;

@@ -71,7 +71,7 @@ def nvrtc():
 
 def driver():
     """A folder with libcuda.so.1 and, in lib64, NVRTC and cuBLASLt."""
-    names = ["driver.c", "driver.h", "build.h", "nvrtc.c", "cublaslt.c"]
+    names = ["build.py", "driver.c", "driver.h", "build.h", "nvrtc.c", "cublaslt.c"]
     real, beneath = nvrtc(), runtime()
     path = os.path.join(folder(), "driver-%s" % digest(real, beneath, *[read(os.path.join(HERE, n)) for n in names]))
     if not os.path.exists(path + "/ready"):
@@ -81,7 +81,8 @@ def driver():
         cuda = cc(path + "/libcuda.so.1", ["-O2", define("HERE", HERE), define("RUNTIME", beneath), source("driver.c"), beneath,
                                            "-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"])
         cc(path + "/lib64/libnvrtc.so.13", ["-O2", define("REAL", real), define("HERE", HERE), source("nvrtc.c"), "-ldl"])
-        cc(path + "/lib64/libcublasLt.so.13", ["-O3", "-ffast-math", source("cublaslt.c"), cuda])
+        # Not -ffast-math: with it, loading the library would switch subnormal numbers off.
+        cc(path + "/lib64/libcublasLt.so.13", ["-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", source("cublaslt.c"), cuda])
         with open(path + "/ready", "w"):
             pass
     return path

@@ -81,8 +81,10 @@ char* emu_generic_slow(T*, u32 site, struct emu_range** cache, u64 address, u32 
 char* emu_local_slow(T*, u32 site, u64 address, u32 bytes);
 char* emu_shared_slow(T*, u32 site, u32 address, u32 bytes);
 void emu_out_of_fuel(T*);
-// A load that may wait for another thread: others run.
-void emu_poll(T*, u32 site);
+// Others run.
+void emu_pause(T*, u32 site);
+// Before a load that may wait for another thread: if the thread has read this place and it has not changed, others run until it has.
+void emu_poll(T*, u32 site, const char* at, u32 bytes);
 void emu_trap(T*, u32 site, const char* what);
 u64 emu_to_shared(T*, u32 site, u64 address);
 u32 emu_mapa(T*, u32 site, u32 address, u32 rank);

@@ -235,7 +235,31 @@ void emu_wait(X* x, enum state state, u32 site) {
     emu_step_aside(x);
 }
 
-void emu_poll(T* t, u32 site) {
+void emu_poll(T* t, u32 site, const char* at, u32 bytes) {
+    X* x = of(t);
+    struct polled* p = x->places;
+    while (p < x->places + POLLED && (p->at != at || p->bytes != bytes)) p++;
+    const _Bool known = p < x->places + POLLED;
+    if (!known) p = &x->places[x->next_place++ % POLLED];
+    const _Bool same = known && memcmp(p->seen, at, bytes) == 0;
+    p->at = at, p->bytes = bytes;
+    memcpy(p->seen, at, bytes);
+    if (!same) return;
+    x->polled = emu_now->round;
+    emu_wait(x, POLLING, site);
+    memcpy(p->seen, at, bytes);
+}
+
+// Whether a place that a thread polls has changed. Now and then it tries again without that: it may look at the clock.
+static _Bool changed(const struct launch* l, const X* x) {
+    if (x->polled == l->round) return 0;
+    if (l->idle || l->round - x->polled > 64) return 1;
+    for (u32 i = 0; i < POLLED; i++)
+        if (x->places[i].at && memcmp(x->places[i].seen, x->places[i].at, x->places[i].bytes)) return 1;
+    return 0;
+}
+
+void emu_pause(T* t, u32 site) {
     X* x = of(t);
     x->polled = emu_now->round, x->site = site;
     emu_step_aside(x);
@@ -367,6 +391,7 @@ static _Bool start(struct launch* l) {
 
 static _Bool may_run(struct launch* l, X* x) {
     if (x->state == READY) return x->polled != l->round;
+    if (x->state == POLLING) return changed(l, x);
     if (x->state == AT_CLUSTER) return x->block->cluster->phase != x->cluster_phase;
     if (x->state != AT_MBAR) return 0;
     if (x->give_up) return 1;
@@ -397,7 +422,7 @@ static void run_warp(struct launch* l, struct warp* w) {
 }
 
 static void describe(struct launch* l) {
-    static const char* const names[] = {"run", "ask which lanes are active", "wait for other lanes", "wait for their warp group", "wait at a barrier", "wait for the cluster",
+    static const char* const names[] = {"run", "ask which lanes are active", "poll", "wait for other lanes", "wait for their warp group", "wait at a barrier", "wait for the cluster",
                                         "wait for an mbarrier", "ended"};
     char* to = message;
     char* const end = message + sizeof message;
@@ -474,11 +499,12 @@ static void schedule(struct launch* l) {
         run_all(l);
         if (!l->failed && emu_progress == before && !start(l)) {
             give_up(l);
+            l->idle = 1;
             if (++idle > patience) {
                 describe(l);
                 l->failed = 1;
             }
-        } else idle = 0;
+        } else idle = l->idle = 0;
         retire(l);
     }
     retire(l);

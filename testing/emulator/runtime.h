@@ -8,7 +8,7 @@
 // Most shared memory that a block has on a Hopper GPU, and what the driver keeps of it.
 enum { SHARED_FROM = 1024, SHARED_MOST = 227 << 10, SHARED_OF_SM = 228 << 10, THREADS_OF_SM = 2048, BLOCKS_OF_SM = 32, SMS = 132 };
 
-enum state { READY, AT_MASK, IN_WARP, IN_GROUP, AT_BAR, AT_CLUSTER, AT_MBAR, DONE };
+enum state { READY, AT_MASK, POLLING, IN_WARP, IN_GROUP, AT_BAR, AT_CLUSTER, AT_MBAR, DONE };
 
 // What a warp executes together.
 enum warp_op { SHFL, VOTE, MATCH, REDUX, ELECT, SYNC, MMA_SYNC, LDMATRIX, MOVMATRIX };
@@ -35,6 +35,14 @@ struct pending_bulk {
     u32 rank;
     s32 at[5];
 };
+
+// A place that a thread read and may be waiting for.
+struct polled {
+    const char* at;
+    u32 bytes;
+    char seen[16];
+};
+enum { POLLED = 4 };
 
 struct warp {
     struct thread* lanes[32];
@@ -86,6 +94,8 @@ struct thread {
     void* sp;
     enum state state;
     u32 site, polled;
+    struct polled places[POLLED];
+    u32 next_place;
     // A warp's collective.
     enum warp_op op;
     u32 mask, mode, value, b, c, out;
@@ -121,6 +131,8 @@ struct launch {
     X* current;
     void* scheduler;
     u32 round;
+    // Nothing else can go on: threads that poll try again.
+    _Bool idle;
     _Bool failed, dependent;
 };
 

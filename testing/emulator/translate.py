@@ -196,7 +196,7 @@ class Emitter(Arithmetic):
     op_discard = op_applypriority = nothing
 
     def op_nanosleep(self, parts, time):
-        self.emit("emu_poll(t, %d);" % self.site)
+        self.emit("emu_pause(t, %d);" % self.site)
 
     def op_createpolicy(self, parts, d, *rest):
         self.put(d, "b64", "0ull")
@@ -247,9 +247,9 @@ class Emitter(Arithmetic):
     def op_ld(self, parts, d, address, policy=None):
         kind, registers = parts[-1], self.parts(d)
         size = SIZES[kind] * self.width(parts)
-        if any(p in parts for p in ("volatile", "relaxed", "acquire")):
-            self.emit("emu_poll(t, %d);" % self.site)
         self.emit("{ const char* q = %s;" % self.pointer(self.space(parts), address, size))
+        if any(p in parts for p in ("volatile", "relaxed", "acquire")):
+            self.emit("emu_poll(t, %d, q, %d);" % (self.site, size))
         c = C_TYPES[kind]
         for i, register in enumerate(registers):
             text = "READ(%s, q + %d)" % (c, i * SIZES[kind])
@@ -311,6 +311,9 @@ class Emitter(Arithmetic):
                 text = re.sub(r"\b([ov])\b", r"\g<1>%d" % i, text)
             self.emit("WRITE(%s, %s, %s);" % (scalar, at, text))
         self.emit("emu_progress++;")
+        if len(values) == 1 and registers:
+            # A loop of atomics that change nothing waits, too.
+            self.emit("if (READ(%s, q) == o0) emu_poll(t, %d, q, %d);" % (scalar, self.site, size))
         for i, r in enumerate(registers):
             self.put(r, kind, "o%d" % i)
         self.emit("}")
