@@ -48,7 +48,8 @@ def runtime():
 
 def kernel(ptx):
     """A module of PTX as a library."""
-    index = os.path.join(folder(), "module-%s" % digest(ptx, *[read(os.path.join(HERE, n)) for n in ("ptx.py", "arithmetic.py", "collectives.py", "translate.py")]))
+    translator = ("ptx.py", "arithmetic.py", "collectives.py", "translate.py")
+    index = os.path.join(folder(), "module-%s" % digest(ptx, *[read(os.path.join(HERE, n)) for n in translator]))
     if not os.path.exists(index):
         sys.path.insert(0, HERE)
         from translate import translate

@@ -223,7 +223,6 @@ static void release(X* x) {
     const u32 group = x->t.warp / 4;
     b->in_group[group] = 0;
     for (u32 i = 0; i < 128; i++) b->thread[group * 128 + i].state = READY;
-    emu_progress++;
 }
 
 void emu_wgmma(T* t, u32 site, u32 kind, u32 columns, u32* d, const u32* a, u64 a_desc, u64 b_desc, _Bool add, s32 a_sign, s32 b_sign,

@@ -5,6 +5,7 @@
 #include <time.h>
 
 struct launch* emu_now;
+// Counts what other threads can see: stores, arrivals, copies, ends. Loops that poll and vote are no progress.
 u64 emu_progress;
 enum { FUEL = 1 << 20 };
 u32 emu_fuel = FUEL;

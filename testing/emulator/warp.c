@@ -88,7 +88,6 @@ static void together(struct warp* w, u32 members) {
     for (u32 l = 0; l < 32; l++) waited |= members >> l & 1 && w->lanes[l]->waited;
     for (u32 l = 0; l < 32; l++)
         if (members >> l & 1) w->lanes[l]->state = READY, w->lanes[l]->waited = waited;
-    emu_progress++;
 }
 
 // Lanes of `x`'s collective if all of them are there, or 0.
@@ -209,7 +208,6 @@ static _Bool try_bar(struct block* b, u32 id) {
     }
     bar->waited = 0;
     bar->arrived = bar->need = bar->value_count = bar->value_or = 0;
-    emu_progress++;
     return 1;
 }
 
