@@ -44,8 +44,8 @@ def delta_key(gates=1, **more):
 def chain_keys():
     """The nodes that the recurrent kernel stands for."""
     return [key("linear_stream", K=WIDE, N=64, ROWS=1, WARPS=16, STAGES=3, ROUNDS=1, TYPE=2, NT=0, BT=0, RT=0, YT=2, BIAS=0, EPILOGUE=0, NORM=1),
-            key("conv", "conv_step", TAPS=4, PIECE=16, BIAS=0, XT=2, WT=2, BT=0, YT=2),
-            key("scan", **dict(DELTA, DELTA=1, SINGLE=1, WARPS=4, TILE=1, SKIP=0, XT=2, GT=2, AT=2, DT=2, ST=0, YT=2)),
+            key("conv", "conv_step", TAPS=4, PLACES=3, Q_LEN=1, PIECE=16, BIAS=0, XT=2, WT=2, BT=0, YT=2),
+            key("scan", **dict(DELTA, GROUPS=16, DELTA=1, SINGLE=1, VERIFY=0, DRAFTS=0, LOGGED=0, CHANGES_AT=0, DECAYS_AT=0, LOG_COLS=0, WARPS=4, TILE=1, SKIP=0, XT=2, GT=2, AT=2, DT=2, ST=0, YT=2)),
             key("gated", GROUP=128, THREADS=32, SILU=1, NORM=1, AFTER=0, SHARED=1, XT=2, ZT=2, WT=2, YT=2)]
 
 
@@ -253,7 +253,7 @@ class Delta:
         linear, conv, scan, gated = chain_keys()
         self.chain = [
             Kernel(conv, [self.x, self.weight, None, self.conv, self.c] + tables + [self.row_seat, CHANNELS, rows, rows, 8, 4096, 0, 12288, 4, 3 * CHANNELS, CHANNELS], (32, rows, 1), 256),
-            Kernel(scan, [self.c, self.gates, self.a, self.dt, None, self.state, self.o] + tables + [8, 4096, 0, CHANNELS, 64, 32 * 128 * 128, VALUES, 0.0, 1e-6], (4, 32, rows), 128),
+            Kernel(scan, [self.c, self.gates, self.a, self.dt, None, self.state, self.o] + tables + [None, 8, 4096, 0, CHANNELS, 64, 32 * 128 * 128, VALUES, 0.0, 1e-6], (4, 32, rows), 128),
             Kernel(gated, [self.o, self.x, self.norm, self.y, VALUES, CHANNELS, VALUES, 12288, VALUES, self.live, 1e-6], (32, rows, 1), 32)]
 
     def kernel(self, gates):
@@ -278,10 +278,11 @@ class Delta:
             seat, length = int(self.row_seat[r]), int(self.kv_len[r])
             if seat >= 8:
                 continue
-            kept = conv[seat].view(3, CHANNELS).float() * (length > 1)
-            window = torch.cat([kept, self.x[r:r + 1, :CHANNELS].float()])
+            # The input of position p is row p mod 3.
+            kept, before = conv[seat].view(3, CHANNELS), range(length - 4, length - 1)
+            window = torch.stack([kept[p % 3].float() * (p >= 0) for p in before] + [self.x[r, :CHANNELS].float()])
             c = torch.nn.functional.silu((window * self.weight.float().t()).sum(0)).bfloat16().float()
-            conv[seat] = window[1:].bfloat16().reshape(-1)
+            kept[(length - 1) % 3] = self.x[r, :CHANNELS]
             q, k, v = c[:2048].view(16, 128), c[2048:4096].view(16, 128), c[4096:].view(32, 128)
             unit = lambda t: t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             q, k = (unit(q) / 128 ** 0.5).repeat_interleave(2, 0), unit(k).repeat_interleave(2, 0)

@@ -1,8 +1,8 @@
 // One token of each row through a recurrent layer: the gates of each head from the residual stream, a convolution, the gated
 // delta rule, a norm of each head and its output gate; conv.cu, scan.cu and gated.cu as one launch. A cluster has the heads
 // that share a key: a block has 32 columns of one head's matrix, and the blocks of a head exchange the squares of their
-// results. Every block convolves the queries and keys that it needs by itself; the first one keeps their last inputs, when all
-// of the cluster have read what was kept.
+// results. Every block convolves the queries and keys that it needs by itself; the first one keeps their inputs, as conv.cu
+// does, when all of the cluster have read what was kept.
 //
 // What a row carries was written in an earlier step, and the tables by the prologue, which lets its successors start only at
 // its end. So all that is read before the predecessor has ended. Roundings and the order of sums of the matrix are those of
@@ -37,14 +37,17 @@ template <int T> DEVICE float load_written(const void* p, u64 i) {
 }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-// A channel of the convolution, with the inputs before this token.
+// A channel of the convolution, with the inputs before this token: that of position p is row p mod KEPT of what is kept.
 struct Channel {
     float w[TAPS], window[TAPS], bias;
-    DEVICE void load(const void* weight, const void* biases, const void* carry, u64 kept, u32 channels, u32 stride, u32 c, bool old) {
+    DEVICE void load(const void* weight, const void* biases, const void* carry, u64 kept, u32 channels, u32 stride, u32 c, int before) {
 #pragma unroll
         for (int i = 0; i < TAPS; i++) w[i] = load1<WT>(weight, (u64)c * stride + i);
 #pragma unroll
-        for (int i = 0; i < KEPT; i++) window[i] = old ? load_written<XT>(carry, kept + (u64)i * channels + c) : 0.0f;
+        for (int i = 0; i < KEPT; i++) {
+            const int position = before - KEPT + i;
+            window[i] = position >= 0 ? load_written<XT>(carry, kept + (u64)(position % KEPT) * channels + c) : 0.0f;
+        }
         bias = BIAS ? load1<BT>(biases, c) : 0.0f;
     }
     DEVICE float result() const {
@@ -53,9 +56,8 @@ struct Channel {
         for (int i = 0; i < TAPS; i++) sum = fmaf(window[i], w[i], sum);
         return rounded<CT>(sum / (1.0f + expf(-sum)));
     }
-    DEVICE void keep(void* carry, u64 kept, u32 channels, u32 c) const {
-#pragma unroll
-        for (int i = 0; i < KEPT; i++) store1<XT>(carry, kept + (u64)i * channels + c, window[i + 1]);
+    DEVICE void keep(void* carry, u64 kept, u32 channels, u32 c, int before) const {
+        store1<XT>(carry, kept + (u64)(before % KEPT) * channels + c, window[KEPT]);
     }
 };
 
@@ -72,21 +74,22 @@ recurrent(const void* x, const void* weight, const void* bias, void* conv_carry,
     const u32 first = blockIdx.x % PARTS * COLUMNS, column = first + own;
     const u32 seat = __ldcg(row_seat + row), length = __ldcg(kv_len + row);
     // Pad rows have no seat of their own, and must not change what seats carry.
-    const bool live = seat < seats && length > 0 && length <= context, old = live && length > 1;
+    const bool live = seat < seats && length > 0 && length <= context;
+    const int before = live ? length - 1 : 0;
     const u64 kept = (u64)seat * conv_stride;
     float* const matrix = carry + (u64)seat * carry_stride + (u64)head * KEY * VALUE + column;
     float state[PER];
 #pragma unroll
-    for (int i = 0; i < PER; i++) state[i] = old ? __ldcg(matrix + (u64)(i / 4 * 16 + part * 4 + i % 4) * VALUE) : 0.0f;
+    for (int i = 0; i < PER; i++) state[i] = before > 0 ? __ldcg(matrix + (u64)(i / 4 * 16 + part * 4 + i % 4) * VALUE) : 0.0f;
     Channel q[OWN], k[OWN], v;
     const u32 q_at = Q_AT + group * KEY + threadIdx.x, k_at = K_AT + group * KEY + threadIdx.x, v_at = V_AT + head * VALUE + first + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < OWN; i++)
         if (KEY % THREADS == 0 || i * THREADS + threadIdx.x < KEY) {
-            q[i].load(weight, bias, conv_carry, kept, channels, w_stride, q_at + i * THREADS, old);
-            k[i].load(weight, bias, conv_carry, kept, channels, w_stride, k_at + i * THREADS, old);
+            q[i].load(weight, bias, conv_carry, kept, channels, w_stride, q_at + i * THREADS, before);
+            k[i].load(weight, bias, conv_carry, kept, channels, w_stride, k_at + i * THREADS, before);
         }
-    if (threadIdx.x < COLUMNS) v.load(weight, bias, conv_carry, kept, channels, w_stride, v_at, old);
+    if (threadIdx.x < COLUMNS) v.load(weight, bias, conv_carry, kept, channels, w_stride, v_at, before);
     const float rate = -expf(load1<AT>(a, head)), offset = load1<DT>(dt, head), factor = load1<OT>(norm, column);
 #if GATES
     uint4 held[2][PIECES];
@@ -219,11 +222,11 @@ recurrent(const void* x, const void* weight, const void* bias, void* conv_carry,
 #pragma unroll
         for (int i = 0; i < OWN; i++)
             if (KEY % THREADS == 0 || i * THREADS + threadIdx.x < KEY) {
-                q[i].keep(conv_carry, kept, channels, q_at + i * THREADS);
-                k[i].keep(conv_carry, kept, channels, k_at + i * THREADS);
+                q[i].keep(conv_carry, kept, channels, q_at + i * THREADS, before);
+                k[i].keep(conv_carry, kept, channels, k_at + i * THREADS, before);
             }
     }
-    if (threadIdx.x < COLUMNS) v.keep(conv_carry, kept, channels, v_at);
+    if (threadIdx.x < COLUMNS) v.keep(conv_carry, kept, channels, v_at, before);
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < PARTS * WARPS; w++) total += s.squares[w];

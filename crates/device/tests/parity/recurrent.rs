@@ -467,7 +467,8 @@ fn the_state_of_another_seat_is_found() {
 fn a_recurrent_layer_as_one_node() {
     for seed in 0..16 {
         let rng = &mut Rng::new(8000 + seed);
-        let rows = Rows::random(rng, true);
+        let rows = Rows::random(rng, 0);
+        let rows = Rows { drafts: 0, replay: vec![0; rows.rows.len()], ..rows };
         let (groups, share) = (1 + rng.below(3), rng.pick(&[1, 2]));
         let (key, value) = (rng.pick(&[16, 48, 128, 144]), rng.pick(&[32, 96, 128]));
         let (made, normed, taps) = (seed % 2 == 0, seed % 4 == 0, rng.pick(&[2, 4]));
@@ -488,11 +489,11 @@ fn a_recurrent_layer_as_one_node() {
             let x = rows.values(layout, rng, x_type, 8 + channels + values, 8);
             let w = rng.floats(channels * taps, 1.0);
             let w = layout.floats(DType::BF16, channels, taps, 0, &w);
-            let kept = rows.carry(layout, rng, x_type, channels * (taps - 1));
+            let kept = rows.carry(layout, rng, x_type, 0, (taps - 1, channels), |_| taps - 1);
             let c = layout.poison(x_type, rows.bucket_tokens, channels, 0);
-            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let carry = rows.carry(layout, rng, DType::F32, heads.states(), (0, 0), |_| 0);
             let scan = heads.scan(layout, rng, c, carry);
-            let scan = Scan { state, rows: bucket, single: true, ..scan };
+            let scan = Scan { state, rows: bucket, single: true, q_len: 1, ..scan };
             let mut members = Vec::new();
             let scan = if made {
                 let (wide, gates) = (1024, 2 * heads.heads);
@@ -513,8 +514,9 @@ fn a_recurrent_layer_as_one_node() {
             let y = layout.poison(x_type, rows.bucket_tokens, values, 0);
             let (gate, from) = (Gate::Silu, 8 + channels as u32);
             let gated = Gated { x: scan.y, z: x, from, gate, norm: Some(norm), y, live };
-            let (from, bias, single) = (8, None, true);
-            let conv = Conv { x, from, w, bias, carry: kept, y: c, state, rows: bucket, single };
+            let (from, bias, single, q_len) = (8, None, true, 1);
+            let conv =
+                Conv { x, from, w, bias, carry: kept, y: c, state, rows: bucket, single, q_len };
             members.extend([Op::from(conv), Op::from(scan), Op::from(gated)]);
             let outs = vec![live_part(&y, rows.live()), carry.span, kept.span];
             (vec![Fused { members, kernel: FusedKernel::Recurrent }.into()], outs)

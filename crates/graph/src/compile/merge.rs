@@ -152,8 +152,8 @@ pub(crate) fn merge_parts(
         }
         let experts = expert_layers(nodes, at)
             .map(|run| (run.clone(), expert_layer(&nodes[run], bindings.exchange)));
-        let mut all = experts.chain(recurrent(nodes, at));
-        let Some((run, op)) = all.find(|found| fits(found, values, nodes)) else { continue };
+        let found = experts.chain(recurrent(nodes, at)).find(|found| fits(found, values, nodes));
+        let Some((run, op)) = found else { continue };
         // The experts, or the scan.
         let main =
             nodes[run.clone()].iter().find(|node| matches!(node.op, Op::Experts(_) | Op::Scan(_)));
