@@ -245,7 +245,11 @@ void emu_poll(T* t, u32 site, const char* at, u32 bytes) {
     const _Bool same = known && memcmp(p->seen, at, bytes) == 0;
     p->at = at, p->bytes = bytes;
     memcpy(p->seen, at, bytes);
-    if (!same) return;
+    if (!same) {
+        // A loop over more places than are remembered waits now and then, too.
+        if (++x->looks % 32 == 0) emu_pause(t, site);
+        return;
+    }
     x->polled = emu_now->round;
     emu_wait(x, POLLING, site);
     memcpy(p->seen, at, bytes);

@@ -42,7 +42,7 @@ struct polled {
     u32 bytes;
     char seen[16];
 };
-enum { POLLED = 4 };
+enum { POLLED = 8 };
 
 struct warp {
     struct thread* lanes[32];
@@ -95,7 +95,7 @@ struct thread {
     enum state state;
     u32 site, polled;
     struct polled places[POLLED];
-    u32 next_place;
+    u32 next_place, looks;
     // A warp's collective.
     enum warp_op op;
     u32 mask, mode, value, b, c, out;
