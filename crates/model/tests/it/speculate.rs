@@ -178,9 +178,15 @@ fn same_answers(device: &Device, plain: Setting, ways: &[(&str, Setting)]) {
             let (found, steps) = answers(&mut engine);
             assert_eq!(choices(&found), wanted, "{name}, {turn}");
             let usual = (setting.pages, setting.step_tokens) == (PLAIN.pages, PLAIN.step_tokens);
-            if usual && setting.all && setting.drafter.is_none_or(|of| of == setting.model) {
+            // The text of small hybrids does not repeat itself enough to save steps.
+            let repeats = matches!(setting.model, Kind::Dummy(..)) && usual && setting.all;
+            if repeats && setting.drafter.is_none_or(|of| of == setting.model) {
                 assert!(steps < plain_steps, "{name}: {steps} steps, {plain_steps} without drafts");
             }
+        }
+        let used = engine.engine().executor().spec_use().unwrap().clone();
+        if setting.all && setting.drafter.is_none() {
+            assert!(0 < used.accepted && used.accepted < used.drafted, "{name}: {used:?}");
         }
         let stats = engine.stats();
         assert_eq!(stats.stop_disagreements, 0, "{name}");
