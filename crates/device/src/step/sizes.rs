@@ -293,7 +293,10 @@ impl StepState {
         }
         let history = self.history.iter().map(|table| (table, "history", limits.wide_history()));
         let drafts = self.row_drafts.iter().map(|table| (table, "row_drafts", rows));
+        let settled = self.settled.iter().map(|table| (table, "settled", seats));
+        let replay = self.row_replay.iter().map(|table| (table, "row_replay", rows));
         let tables = tables.into_iter().chain(seen).chain(history).chain(drafts);
+        let tables = tables.chain(settled).chain(replay);
         for (table, what, words) in tables {
             require_u32(table, what)?;
             require_words(table.span, what, words)?;

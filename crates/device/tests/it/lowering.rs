@@ -38,7 +38,7 @@ fn parameters(launch: &Launch) -> usize {
     let defined = |wanted: &str| launch.kernel.defines.iter().any(|(name, _)| name == wanted);
     let history = defined("HISTORY") && list.contains("HISTORY_ARGUMENT");
     let drafts = defined("Q_LEN") && list.contains("DRAFT_ARGUMENTS");
-    let remembered = usize::from(history) + if drafts { 3 } else { 0 };
+    let remembered = if history { 3 } else { 0 } + if drafts { 3 } else { 0 };
     let sinks = usize::from(defined("SINKS") && list.contains("SINKS_PARAMETER"));
     list.split(',').count() + pages + remembered + sinks + if scaled { more } else { 0 }
 }

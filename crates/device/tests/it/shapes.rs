@@ -506,7 +506,7 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
 pub(crate) fn lowered(op: &Op, target: &Target) -> Option<Vec<Lowered>> {
     let fused = LinearChain::of(op)
         .map(|op| !op.handoff.is_nothing() || op.rope.is_some())
-        .unwrap_or(matches!(op.name(), "layers" | "expert_layer"));
+        .unwrap_or(matches!(op.name(), "layers" | "expert_layer" | "recurrent"));
     match lower(op, target) {
         Ok(lowered) => Some(lowered),
         Err(_) if fused => None,

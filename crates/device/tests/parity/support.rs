@@ -265,13 +265,7 @@ impl Before {
 
     fn compare(self, device: &Device, arena: &Arena, ops: &[Op]) {
         let mut written = Vec::new();
-        ops.iter().for_each(|op| {
-            op.visit_spans(&mut |span, access| {
-                if access != Access::Read {
-                    written.push(span);
-                }
-            });
-        });
+        ops.iter().for_each(|op| written_by(op, &mut written));
         for (whole, mut before) in self.regions {
             let after = device.read(arena, whole).expect("a read");
             for span in written.iter().filter(|span| span.region == whole.region) {
@@ -282,6 +276,18 @@ impl Before {
             let (device, region) = (device.describe(), whole.region.name());
             assert!(wrong.is_none(), "{device} wrote byte {wrong:?} of {region}: {ops:?}");
         }
+    }
+}
+
+/// The spans that an op writes. The CPU runs the members of a fused op, which write what they pass on, too.
+fn written_by(op: &Op, written: &mut Vec<Span>) {
+    op.visit_spans(&mut |span, access| {
+        if access != Access::Read {
+            written.push(span);
+        }
+    });
+    if let Op::Fused(fused) = op {
+        fused.members.iter().for_each(|member| written_by(member, written));
     }
 }
 

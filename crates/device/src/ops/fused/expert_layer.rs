@@ -60,10 +60,14 @@ pub(crate) struct ExpertLayer<'a> {
 impl<'a> Shared<'a> {
     /// `None` unless the members are its linears, and an addition with a gate if they do not add.
     fn of_members(members: &'a [Op]) -> Option<Self> {
-        let (up, down, gated) = match members {
-            [up, down] => (up, down, None),
-            [up, down, Op::AddGated(gated)] => (up, down, Some(gated)),
-            _ => return None,
+        let (up, down, rest) = match members {
+            [up, down, rest @ ..] => (up, down, rest),
+            [] | [_] => return None,
+        };
+        let gated = match rest {
+            [] => None,
+            [Op::AddGated(gated)] => Some(gated),
+            [..] => return None,
         };
         Some(Shared { up: LinearChain::of(up)?, down: LinearChain::of(down)?, gated })
     }

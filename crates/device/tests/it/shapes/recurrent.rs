@@ -67,7 +67,9 @@ pub(crate) fn ops(
         let from = channels;
         let gated = Gated { x: o, z: x, from, gate: Gate::Silu, norm: Some(norm), y: o, live };
         ops.push(Op::from(gated.clone()));
-        if single && act == DType::BF16 && delta && value == 128 {
+        // With drafts the nodes stay apart.
+        let drafts = state.limits.drafts() > 0;
+        if single && act == DType::BF16 && delta && value == 128 && !drafts {
             let mut parts = ops[ops.len() - 3..].to_vec();
             ops.push(one(parts.clone()));
             let hidden = tensor(Region::Workspace, act, tokens, 2048);
