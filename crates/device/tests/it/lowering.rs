@@ -29,8 +29,11 @@ fn parameters(launch: &Launch) -> usize {
     let list = &list[..list.find(')').expect("a parameter list ends")];
     // Kernels of weights with scales have more: a macro that is empty otherwise.
     let scaled = launch.kernel.defines.iter().any(|(name, value)| name == "WEIGHT" && value != "0");
-    let macros = text.lines().filter_map(|line| line.strip_prefix("#define SCALES_PARAMETER"));
-    let more = macros.map(|rest| rest.matches(',').count()).max().unwrap_or(0);
+    let of_macro = |name: &str| {
+        let macros = text.lines().filter_map(|line| line.strip_prefix(name));
+        macros.map(|rest| rest.matches(',').count()).max().unwrap_or(0)
+    };
+    let more = of_macro("#define SCALES_PARAMETER");
     // Pages of e4m3 have two arrays of scales.
     let bytes = launch.kernel.defines.iter().any(|(name, value)| name == "KT" && value == "3");
     let pages = if bytes && list.contains("SCALES_OF_PAGES") { 2 } else { 0 };
@@ -38,7 +41,8 @@ fn parameters(launch: &Launch) -> usize {
     let defined = |wanted: &str| launch.kernel.defines.iter().any(|(name, _)| name == wanted);
     let history = defined("HISTORY") && list.contains("HISTORY_ARGUMENT");
     let drafts = defined("Q_LEN") && list.contains("DRAFT_ARGUMENTS");
-    let remembered = if history { 3 } else { 0 } + if drafts { 3 } else { 0 };
+    let history = if history { of_macro("#define HISTORY_ARGUMENT") } else { 0 };
+    let remembered = history + if drafts { 3 } else { 0 };
     let sinks = usize::from(defined("SINKS") && list.contains("SINKS_PARAMETER"));
     list.split(',').count() + pages + remembered + sinks + if scaled { more } else { 0 }
 }
