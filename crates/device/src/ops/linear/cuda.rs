@@ -34,7 +34,7 @@ pub(super) enum Plan {
     Stream {
         stages: u32,
     },
-    /// `turns`: sets of warpgroups that take turns with K. `bytes`: x is e4m3, too. `even`: what it is in [`WgmmaShape`], or 0.
+    /// `turns`: sets of warpgroups that take turns with K. `bytes`: x is e4m3, too. `even`: as in [`WgmmaShape`]; 0 for neither.
     Wgmma {
         wide: u32,
         columns: u32,

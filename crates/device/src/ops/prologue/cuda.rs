@@ -104,7 +104,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
 /// Into how many blocks attention divides the pages of one of eight KV heads. Up to four rows: as many as are
 /// resident at once, two per multiprocessor, so that one block runs while the other ends. Up to 16 rows: one per
 /// multiprocessor, with half as many pieces to merge. More rows fill the GPU by themselves: rows of one length are then
-/// not split, but one twice as long as the mean is, or the step would wait for its blocks when all others are done.
+/// not split. A row much longer than the mean is, because the step would wait for its blocks when all others are done.
 pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
     let resident = 2 * target.sms / 8;
     match rows {
