@@ -74,7 +74,7 @@ def driver():
     """A folder with libcuda.so.1 and, in lib64, NVRTC and cuBLASLt."""
     names = ["build.py", "driver.c", "driver.h", "build.h", "nvrtc.c", "cublaslt.c"]
     real, beneath = nvrtc(), runtime()
-    path = os.path.join(folder(), "driver-%s" % digest(real, beneath, *[read(os.path.join(HERE, n)) for n in names]))
+    path = os.path.join(folder(), "driver-%s" % digest(real, beneath, HERE, *[read(os.path.join(HERE, n)) for n in names]))
     if not os.path.exists(path + "/ready"):
         os.makedirs(path + "/lib64", exist_ok=True)
         source = lambda name: os.path.join(HERE, name)

@@ -73,7 +73,8 @@ class Nvrtc:
         path = os.path.join(folder, name + ".cubin")
         if not os.path.exists(path):
             os.makedirs(folder, exist_ok=True)
-            open(path, "wb").write(self.compile(key, arch)[0])
+            cubin = self.compile(key, arch)[0]
+            open(path, "wb").write(cubin)
         return open(path, "rb").read()
 
     def check(self, code):

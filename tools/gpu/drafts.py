@@ -35,7 +35,7 @@ class Plan:
         self.narrow = defines.get("KT") == E4M3
 
 
-def attention(shape, rows, each, kt=BF16, spread=None, warps=None, cluster=None, stages=None, cuts=None, window=0, softcap=None, context=CONTEXT):
+def attention(shape, rows, each, kt=BF16, warps=None, cluster=None, stages=None, cuts=None, window=0, softcap=None, context=CONTEXT):
     """As the op lowers it for rows of `each` tokens, with what is given in place of the rule."""
     d, hq, hkv = shape
     group, stage = hq // hkv, 2 * 16 * (2 * d + 16 if kt == BF16 else d if d % 128 == 0 else (d // 16 | 1) * 16)
@@ -46,17 +46,13 @@ def attention(shape, rows, each, kt=BF16, spread=None, warps=None, cluster=None,
     static = lambda w: up(each * group, 8) * 8 * (2 * (d + 8) + 8 * w) + each * 4 * d + 64
     rings = lambda w: max(2 * w * stage, w * part) + static(w)
     left = lambda c: c * up(each * group, c) * (d + 4) * 4 if c > 1 else 0
-    spread = 1 < each and each * group <= 24 and rows <= 4 if spread is None else spread
     few_bytes = bytes_ and rows <= 32
     suited = 8 if rows <= 2 and context <= EIGHT_K else 2 if 5 <= rows <= 16 else 1
-    many = few_bytes and not 9 <= rows <= 16 or spread and suited == 8
+    many = few_bytes and not 9 <= rows <= 16
     warps = warps or next((w for w in ((8, 4, 2) if many else (4, 2)) if rings(w) <= SHARED), 1)
     cluster = cluster or next((c for c in (8, 4, 2) if c <= suited and left(c) + rings(warps) <= SHARED), 1)
     if rows <= 4:
-        split, y, z = 2, up(max(ways // rows, 8), cluster), rows
-        if spread and cluster > 1:
-            y = min(y, max(SMS // cluster // (hkv * rows), 1))
-        y = cuts or y
+        split, y, z = 2, cuts or up(max(ways // rows, 8), cluster), rows
     elif rows <= 64:
         split, y, z = 1, rows + up(ways, cluster), 1
     else:
@@ -72,9 +68,7 @@ def attention(shape, rows, each, kt=BF16, spread=None, warps=None, cluster=None,
     if shared + static(warps) > SHARED:
         return None
     extra = {} if softcap is None else dict(SOFTCAP="%rf" % softcap)
-    if spread:
-        extra["SPREAD"] = 1
-    label = "%dx%d%s%s" % (warps, stages, "/%d" % cluster if cluster > 1 else "", " spread" if spread else "") + (" y=%d" % cuts if cuts else "")
+    label = "%dx%d%s" % (warps, stages, "/%d" % cluster if cluster > 1 else "") + (" y=%d" % cuts if cuts else "")
     return Plan("attention", (hkv, y * cluster, z), warps * 32, shared, label, (1, cluster, 1), WARPS=warps, STAGES=stages, SPLIT=split, CLUSTER=cluster, ROWS32=up(rows, 32) if split == 1 else 1,
                 LEAST_PAGES=4, SINGLE=1, ROPE=1, Q_TOKENS=each, WINDOW=window, TYPE=2, YT=2, QN=1, KN=1, QNT=2, KNT=2, COUNT_SPLIT=5, FIXED=0, ONES=0, D=d, HQ=hq, HKV=hkv, PAGE=16, KT=kt, **extra)
 
@@ -89,18 +83,18 @@ def checked():
     out += [(attention(QWEN, 2, 4, softcap=30.0), 2, 4, CONTEXT), (attention(QWEN, 1, 1), 1, 1, CONTEXT)]
     # Long contexts: rounds of the ring, splits that are merged through L2.
     out += [(attention(QWEN, rows, 4, context=c), rows, 4, 3000) for rows, c in ((1, EIGHT_K), (2, EIGHT_K), (1, 2 * EIGHT_K), (4, EIGHT_K))]
-    out += [(attention(QWEN, 1, 4, spread=s, warps=w, cluster=c), 1, 4, CONTEXT) for s in (0, 1) for w in (4, 8) for c in (1, 2, 4, 8)]
+    out += [(attention(QWEN, 1, 4, warps=w, cluster=c), 1, 4, CONTEXT) for w in (4, 8) for c in (1, 2, 4, 8)]
     return [case for case in out if case[0]]
 
 
 def timed_plans(rows, each):
     """As it was (one or two rows of 8 k tokens and drafts had no clusters), forms of the change, and the rule's."""
     own = attention(QWEN, rows, each)
-    forms = [dict(spread=0, warps=4, cluster=1 if rows <= 2 else None), dict(spread=0, warps=4), dict(spread=0, warps=8, stages=2), dict(spread=1, warps=4), dict(spread=1, warps=8, stages=2)]
+    forms = [dict(warps=4, cluster=1 if rows <= 2 else None), dict(warps=4), dict(warps=8, stages=2)]
     if rows <= 4:
-        forms += [dict(spread=1, warps=w, cluster=c) for w in (4, 8) for c in (2, 4, 8)]
+        forms += [dict(warps=w, cluster=c) for w in (4, 8) for c in (2, 4, 8)]
     if rows <= 2:
-        forms += [dict(spread=1, warps=8, cluster=8, cuts=c) for c in (1, 5)] + [dict(spread=0, warps=4, cluster=8, cuts=c) for c in (1, 2)]
+        forms += [dict(warps=w, cluster=8, cuts=c) for w in (4, 8) for c in (1, 2)]
     plans = [attention(QWEN, rows, each, **f) for f in forms]
     same = lambda p: json.dumps([p.key, p.grid])
     # The labels of the first and the rule's say so; equal ones are timed once.
@@ -322,7 +316,10 @@ def launch_follow(plan, tables, kept, last, last_len, y):
     t.verified_row = as_words([r for r in range(len(t.seats)) for _ in range(4)])
     t.fed4 = {name: as_words([7777] * 4 * SEATS) for name in ("token", "position", "kv_slot", "token_row")}
     args = [t.counts, t.start, t.token, t.verified_position, t.verified_row, t.seat_len, t.row_seat, t.table, kept, last, last_len, t.fed_counts] + list(t.fed4.values()) + [y]
-    return Launch(plan, [pointer(a) for a in args] + [U32(v) for v in (kept.shape[1], kept.stride(0), last.stride(0), y.stride(0))])
+    launch = Launch(plan, [pointer(a) for a in args] + [U32(v) for v in (kept.shape[1], kept.stride(0), last.stride(0), y.stride(0))])
+    # The next launch makes tables of its own.
+    launch.held = args
+    return launch
 
 
 def check_copies(report):

@@ -6,7 +6,7 @@ even.py check [TOKENS,...]        every tile, all and some of the tokens live; o
 even.py time  [TOKENS,...]        microseconds of each, in turns under load; then the lines of a table of variants
                                    where one is 2 % faster than what runs today
 
-A tile is written W×C/T: W weight rows, C tokens, T as EVEN: 1 blocks alone, 2 pairs that share weights.
+A tile is written W×C: W weight rows, C tokens.
 """
 import ctypes, json, os, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -23,29 +23,24 @@ def whole(columns):
     return -(-columns // (16 if columns > 128 else 8)) * (16 if columns > 128 else 8)
 
 
-def price(rows, n, k, wide, columns, turns):
+def price(rows, n, k, wide, columns):
     """Microseconds as `ops/linear/even.rs` reckons them."""
     across = -(-rows // columns)
-    across += across % 2 if turns == 2 else 0
     rounds = -(-(-(-n // wide) * across) // SMS)
-    weights = wide // 2 if turns == 2 else wide
-    return rounds * (max(wide * columns * 2 * k / 5.2e6, (weights + columns) * 2 * k / 68e3) + 1.5)
+    return rounds * (max(wide * columns * 2 * k / 5.2e6, (wide + columns) * 2 * k / 68e3) + 1.5)
 
 
 def shapes(rows, n, k):
-    """The tiles worth measuring: the three cheapest of each kind, whose weights fit three warpgroups."""
-    found = []
-    for turns in (1, 2):
-        all_ = {(w, whole(-(-rows // across)), turns) for w in (64, 128, 192) for across in range(-(-rows // 256), 9)}
-        found += sorted((s for s in all_ if s[1] >= 64 and s[1] < rows), key=lambda s: price(rows, n, k, *s))[:3]
-    return found
+    """The tiles worth measuring: the four cheapest whose weights fit three warpgroups."""
+    found = {(w, whole(-(-rows // across))) for w in (64, 128, 192) for across in range(-(-rows // 256), 9)}
+    return sorted((s for s in found if s[1] >= 64 and s[1] < rows), key=lambda s: price(rows, n, k, *s))[:4]
 
 
 def key(rows, n, k, epilogue, shape):
-    wide, columns, turns = shape
+    wide, columns = shape
     stages = min((SHARED - 2048 - 4 * columns) // ((wide + columns) * 128), 20)
     defines = dict(K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=1, TYPE=2, BT=0, RT=2 if epilogue == 1 else 0, YT=2,
-                   BIAS=0, EPILOGUE=epilogue, LIVE=1, PAIRS=int(epilogue == 1), EVEN=turns, PRODUCES=0, CONSUMES=0)
+                   BIAS=0, EPILOGUE=epilogue, LIVE=1, PAIRS=int(epilogue == 1), EVEN=1, PRODUCES=0, CONSUMES=0)
     return {"source": "linear_wgmma", "entry": "linear_wgmma", "defines": [[a, str(b)] for a, b in defines.items()]}
 
 
@@ -69,29 +64,28 @@ def compile_all(tokens):
     return len(keys)
 
 
-class Turns:
+class Rounds:
     def __init__(self, kernels, x, w, y, residual, epilogue, shape, live):
         import torch
         from products import U64, tensor_map
-        wide, columns, turns = shape
+        wide, columns = shape
         rows, k, n = x.shape[0], x.shape[1], w.shape[0]
         kernel = key(rows, n, k, epilogue, shape)
         self.shared = int(dict(kernel["defines"])["STAGES"]) * (wide + columns) * 128 + 1024
         self.function = kernels.get(kernel, self.shared)
         self.live = torch.tensor([live], dtype=torch.int32, device="cuda")
         nothing, number = U64(0), ctypes.c_uint32
-        self.args = [tensor_map(x, columns), tensor_map(w, wide // turns), nothing, U64(residual.data_ptr()), U64(y.data_ptr()),
+        self.args = [tensor_map(x, columns), tensor_map(w, wide), nothing, U64(residual.data_ptr()), U64(y.data_ptr()),
                      U64(self.live.data_ptr()), nothing, nothing, nothing, number(residual.stride(0)), number(y.stride(0)), ctypes.c_float(0)]
         tiles = -(-n // wide) * -(-rows // columns)
-        self.grid = min(SMS, tiles + tiles % turns)
+        self.grid = min(SMS, tiles)
         groups = wide // 64
         self.threads = groups * 128 + (128 if groups == 3 and columns > 160 else 32)
-        self.cluster = turns
 
     def go(self):
         import torch
         from products import launch
-        launch(self.function, self.args, (self.grid, 1, 1, self.threads, 1, 1), self.shared, torch.cuda.current_stream().cuda_stream, self.cluster)
+        launch(self.function, self.args, (self.grid, 1, 1, self.threads, 1, 1), self.shared, torch.cuda.current_stream().cuda_stream, 1)
 
 
 class Case:
@@ -109,7 +103,7 @@ class Case:
         self.x[live:] = float("nan")
 
     def made(self, kernels, epilogue, shape, live):
-        return Turns(kernels, self.x, self.w, self.y, self.residual, epilogue, shape, live)
+        return Rounds(kernels, self.x, self.w, self.y, self.residual, epilogue, shape, live)
 
 
 def check(tokens):
@@ -133,7 +127,7 @@ def check(tokens):
                     same, count = bool((first == case.y[:live]).all()), count + 1
                     if not error < 6e-3 or not clean or not same:
                         bad += 1
-                        print("BAD %d live %d %s %d×%d/%d error %.1e clean %s same %s" % ((rows, live, name) + shape + (error, clean, same)), flush=True)
+                        print("BAD %d live %d %s %d×%d error %.1e clean %s same %s" % ((rows, live, name) + shape + (error, clean, same)), flush=True)
     print("%d checks, %d bad" % (count, bad))
     return bad
 
@@ -156,12 +150,12 @@ def time(tokens):
             candidates += [case.made(kernels, epilogue, shape, rows) for shape in tried]
             times = products.measured(candidates, 2.0 * rows * n * k)
             own = sorted(zip(times[2:], tried))
-            print("%6d %-8s %7.1f %7.1f  " % (rows, name, times[0], times[1]) + "  ".join("%d×%d/%d %.1f" % (s + (t,)) for t, s in own), flush=True)
-            now, (best, (wide, columns, turns)) = times[0] if epilogue != 2 else min(times[:2]), own[0]
+            print("%6d %-8s %7.1f %7.1f  " % (rows, name, times[0], times[1]) + "  ".join("%d×%d %.1f" % (s + (t,)) for t, s in own), flush=True)
+            now, (best, (wide, columns)) = times[0] if epilogue != 2 else min(times[:2]), own[0]
             if best < 0.98 * now:
                 types = "BF16 BF16 BF16"
-                table.append("%s %dx%dx%d %s\twgmma,wide=%d,columns=%d,split=1,even=%d\t%d\t%d"
-                             % (TEXTS[at], rows, k, n, types, wide, columns, turns, best * 1e3, now * 1e3))
+                table.append("%s %dx%dx%d %s\twgmma,wide=%d,columns=%d,split=1,even=1\t%d\t%d"
+                             % (TEXTS[at], rows, k, n, types, wide, columns, best * 1e3, now * 1e3))
     print("\n".join(table))
 
 

@@ -17,13 +17,8 @@
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW;
 // TYPE (of q and pages), KT if pages have another type (pages.cuh), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES;
-// SOFTCAP if scores are capped; SINKS (pages.cuh). With FIXED a page's warp depends on the page alone. With SPREAD, for
-// few rows with drafts, all warps prepare q, a column each, and each scales its own sums before they are merged.
+// SOFTCAP if scores are capped; SINKS (pages.cuh). With FIXED a page's warp depends on the page alone.
 #include "pages.cuh"
-
-#ifndef SPREAD
-#define SPREAD 0
-#endif
 
 #define G (HQ / HKV)
 #define COLUMNS (Q_TOKENS * G)
@@ -46,7 +41,7 @@
 #define OWN_WORDS (OWN_COLUMNS * (D + 4))
 // Partial results that are loaded at once when splits are merged: one round trip to L2 each time. Those past the last one
 // are loaded, too.
-#define MERGED (SPREAD ? 8 : 17)
+#define MERGED 17
 
 struct Row {
     const u32* pages;
@@ -84,8 +79,6 @@ struct Pairs {
 };
 // New tokens whose k, and whose v, a warp prepares.
 #define NEW_EACH ((Q_TOKENS + WARPS - 1) / WARPS)
-// Columns of q that a warp prepares with SPREAD; without it a warp prepares all tokens of a head.
-#define COLUMNS_EACH ((COLUMNS + WARPS - 1) / WARPS)
 template <int T_> DEVICE void store4(void* to, u64 i, float a, float b, float c, float d) {
     if (T_ == F32) *(float4*)((float*)to + i) = make_float4(a, b, c, d);
     else *(uint2*)((u16*)to + i) = make_uint2(pack2<T_>(a, b), pack2<T_>(c, d));
@@ -296,7 +289,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         commit_copies();
     }
     Scales q_scales, k_scales;
-    Angles q_angles[SPREAD ? COLUMNS_EACH : Q_TOKENS], k_angles[NEW_EACH];
+    Angles q_angles[Q_TOKENS], k_angles[NEW_EACH];
     // The new tokens whose k and v this warp prepares.
     auto k_token = [&](int i) { return i * WARPS + WARPS - 1 - warp; };
     auto v_token = [&](int i) { return i * WARPS + warp; };
@@ -305,7 +298,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         auto table = [&](u32 t) { return rope + (u64)min(position + t, max_position - 1) * rope_stride; };
         q_scales = scales_of<QN, QNT>(q_norm);
 #pragma unroll
-        for (int t = 0; t < (SPREAD ? COLUMNS_EACH : Q_TOKENS); t++) q_angles[t] = angles_of(table(SPREAD ? (t * WARPS + warp) / G : t));
+        for (int t = 0; t < Q_TOKENS; t++) q_angles[t] = angles_of(table(t));
         if (has_newest) {
             k_scales = scales_of<KN, KNT>(k_norm);
 #pragma unroll
@@ -330,19 +323,6 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 for (int c = 0; c < 2 * PER; c++)
                     if (lane + 32 * c < D) values[i][c] = ((const u16*)qkv)[base + (u64)v_token(i) * q_stride + (HQ + HKV + head) * D + lane + 32 * c];
         }
-#if SPREAD
-        Pairs heads[COLUMNS_EACH];
-#pragma unroll
-        for (int i = 0; i < COLUMNS_EACH; i++) {
-            const u32 c = i * WARPS + warp;
-            if (c < COLUMNS) heads[i] = pairs_of(qkv, base + (u64)(c / G) * q_stride + (head * G + c % G) * D);
-        }
-#pragma unroll
-        for (int i = 0; i < COLUMNS_EACH; i++) {
-            const u32 c = i * WARPS + warp;
-            if (c < COLUMNS) prepare<QN, MT>(heads[i], q_eps, q_scales, q_angles[i], queries[c]);
-        }
-#else
         for (u32 c = warp; c < G; c += WARPS) {
             Pairs heads[Q_TOKENS];
 #pragma unroll
@@ -350,7 +330,6 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
             for (int t = 0; t < Q_TOKENS; t++) prepare<QN, MT>(heads[t], q_eps, q_scales, q_angles[t], queries[t * G + c]);
         }
-#endif
 #pragma unroll
         for (int i = 0; i < NEW_EACH; i++) {
             if (here(k_token(i))) prepare<KN, KT>(keys[i], k_eps, k_scales, k_angles[i], newest[k_token(i)][0], 1.0f / scale_of_k);
@@ -483,12 +462,6 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         commit_copies();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-#if SPREAD
-    // Every warp's maxima, so that each scales its own sums and totals: merging is adding then.
-    if (g == 0)
-#pragma unroll
-        for (int n = 0; n < TILES; n++) maxima[warp][n * 8 + 2 * j] = maximum[n][0], maxima[warp][n * 8 + 2 * j + 1] = maximum[n][1];
-#endif
     wait_copies<0>();
     __syncthreads();
 
@@ -499,23 +472,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const u32 column = n * 8 + 2 * j + c;
-#if SPREAD
-            float top = maxima[0][column];
-#pragma unroll
-            for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][column]);
-            const float part = maximum[n][c] == -INFINITY ? 0.0f : exp2f(maximum[n][c] - top);
-            total[n][c] *= part;
-#pragma unroll
-            for (int s = 0; s < STEPS; s++) sums[s][n][c] *= part, sums[s][n][c + 2] *= part;
-#endif
             float sum = total[n][c];
 #pragma unroll
             for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
-#if SPREAD
-            if (g == 0) totals[warp][column] = sum;
-#else
             if (g == 0) maxima[warp][column] = maximum[n][c], totals[warp][column] = sum;
-#endif
             if (column < COLUMNS)
 #pragma unroll
                 for (int s = 0; s < STEPS; s++) {
@@ -549,7 +509,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][column]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const float part = SPREAD ? 1.0f : maxima[w][column] == -INFINITY ? 0.0f : exp2f(maxima[w][column] - top);
+            const float part = maxima[w][column] == -INFINITY ? 0.0f : exp2f(maxima[w][column] - top);
             const float4 v = *(const float4*)&merged[(w * COLUMNS + column) * (D + 4) + at];
             weight += totals[w][column] * part;
             sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;

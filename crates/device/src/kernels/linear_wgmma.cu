@@ -13,8 +13,7 @@
 // loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64; with SPLIT > 1 there is one tile per cluster. PRODUCES:
 // EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 //
-// Many tokens, plain weights, SPLIT 1: tiles of tokens past the live ones are not computed, and blocks end in the same round (EVEN 1). With
-// EVEN 2 two blocks of a cluster take neighbouring tokens and the same weights, of which each copies half for both.
+// Many tokens, plain weights, SPLIT 1: with EVEN tiles of tokens past the live ones are not computed, and blocks end in the same round.
 //
 // With scales (WEIGHT: weights.cuh; WIDE a multiple of 64, K of 128 · SPLIT) a chunk is 128 columns, and its sums are
 // scaled and added to those before. x is bf16, and weights are widened in registers (COLUMNS up to 128); or (BYTES) x is
@@ -34,7 +33,6 @@
 #ifndef EVEN
 #define EVEN 0
 #endif
-#define PAIRED (EVEN == 2)
 // Weights are widened in registers.
 #define MIXED (WEIGHT != PLAIN && !BYTES)
 #define CHUNK (WEIGHT == PLAIN ? 64 : 128)
@@ -61,7 +59,6 @@
 #define PIECE_128 (PIECES_128 * PIECE)
 #define WEIGHT_BYTES (INT4 ? (WIDE / 16 * PIECE_128 + 1023) / 1024 * 1024 : WIDE * 128)
 #define TOKEN_BYTES (COLUMNS * 128)
-#define HALF_BYTES (WIDE / 2 * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + (MIXED ? 2 : 1) * TOKEN_BYTES)
 // Warps arrive one by one where they read a stage themselves.
 #define RELEASES (WEIGHT == PLAIN ? GROUPS : GROUPS * 4)
@@ -112,17 +109,9 @@ struct alignas(64) Map {
 
 #include "linear_wgmma_finish.cuh"
 
-// Copies a tile's weights to this block, or this block's half of them to both of a pair.
-DEVICE void copy_rows(u32 to, const Map* map, u32 column, u32 row, u32 barrier, u64 policy) {
-    const u32 half = blockIdx.x % 2;
-    if (PAIRED) copy_to_both(to + half * HALF_BYTES, map, column, row + half * (WIDE / 2), barrier);
-    else tensor_copy(to, map, column, row, barrier, policy);
-}
-
-// A warpgroup has read a stage: the blocks that copy to it may fill it again.
+// A warpgroup has read a stage.
 DEVICE void release_stage(u32 barrier) {
-    if (PAIRED && threadIdx.x % 128 < 2) arrive_at(barrier, threadIdx.x % 128);
-    if (!PAIRED && threadIdx.x % 128 == 0) barrier_arrive(barrier);
+    if (threadIdx.x % 128 == 0) barrier_arrive(barrier);
 }
 
 #if WEIGHT == PLAIN
@@ -182,11 +171,10 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #if EVEN
-    // `live` is the prologue's, which ends before any other kernel starts. Pairs have an even number of tiles beside each other.
-    const u32 pair = PAIRED ? 2 : 1, share = 0;
-    const u32 across = max(((LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS) + pair * COLUMNS - 1) / (pair * COLUMNS), 1u) * pair;
+    // `live` is the prologue's, which ends before any other kernel starts.
+    const u32 across = max(((LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS) + COLUMNS - 1) / COLUMNS, 1u);
     const u32 tiles = TILES_N * across, rounds = (tiles + gridDim.x - 1) / gridDim.x;
-    const u32 stride = (tiles + pair * rounds - 1) / (pair * rounds) * pair, first = blockIdx.x < stride ? blockIdx.x : tiles;
+    const u32 share = 0, stride = (tiles + rounds - 1) / rounds, first = blockIdx.x < stride ? blockIdx.x : tiles;
 #else
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
 #endif
@@ -197,14 +185,11 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, RELEASES * (PAIRED ? 2 : 1));
+            barrier_init(empty + 8 * s, RELEASES);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-#if PAIRED
-    cluster_sync();
-#endif
 #if ADAPTERS
     __shared__ AdaptersInUse use;
     __shared__ __align__(1024) u8 second[2][PASSES > 1 ? COLUMNS * 128 : 16];
@@ -231,7 +216,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         for (u32 s = 0; s < STAGES && tile < TILES; s++) {
 #if WEIGHT == PLAIN
             barrier_expect(full + 8 * s, STAGE_BYTES);
-            copy_rows(base + s * STAGE_BYTES, &w_map, (share * CHUNKS + chunk) * 64, tile / TILES_T * WIDE, full + 8 * s, pass);
+            tensor_copy(base + s * STAGE_BYTES, &w_map, (share * CHUNKS + chunk) * 64, tile / TILES_T * WIDE, full + 8 * s, pass);
 #else
             barrier_expect(full + 8 * s, bytes);
             copy_weights(base + s * STAGE_BYTES, share * CHUNKS + chunk, tile / TILES_T * WIDE, full + 8 * s, pass, &w_map);
@@ -250,7 +235,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     barrier_wait(empty + 8 * stage, phase);
 #if WEIGHT == PLAIN
                     barrier_expect(barrier, STAGE_BYTES);
-                    copy_rows(at, &w_map, column, tile / TILES_T * WIDE, barrier, pass);
+                    tensor_copy(at, &w_map, column, tile / TILES_T * WIDE, barrier, pass);
                 }
                 tensor_copy(at + WEIGHT_BYTES, &x_map, column, tile % TILES_T * COLUMNS, barrier, keep);
 #else
@@ -602,10 +587,5 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         __syncwarp();
         if (SPLIT > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
-#if PAIRED
-    // A block must not exit while the other one still writes or arrives here.
-    __syncwarp();
-    cluster_sync();
-#endif
 #endif
 }

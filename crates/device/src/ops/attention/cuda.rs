@@ -264,12 +264,7 @@ impl AttentionChain {
             _ if self.fixed() || !counted => (0, self.attention.rows, 1),
             0..=4 if self.decodes() => {
                 let (cluster, rows) = (self.cluster(target), self.attention.rows);
-                let pieces = (ways / rows.max(1)).max(8).div_ceil(cluster);
-                // A block of eight warps has a multiprocessor for itself. More clusters than there is room for would only keep
-                // those with work waiting.
-                let room = target.sms / cluster / (self.attention.kv.heads * rows.max(1));
-                let alone = self.spreads() && cluster > 1;
-                (2, if alone { pieces.min(room.max(1)) } else { pieces }, rows)
+                (2, (ways / rows.max(1)).max(8).div_ceil(cluster), rows)
             }
             5..=64 if self.decodes() => {
                 (1, self.attention.rows + ways.div_ceil(self.cluster(target)), 1)
@@ -324,18 +319,9 @@ impl AttentionChain {
         };
         // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
         let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
-        // With one or two rows of drafts the time is that of a warp: for its share of q, of the pages and of the merge.
-        let many = many || (self.spreads() && self.suited_cluster(target) == Some(8));
         let most = if many { [2 * WARPS, WARPS, 2] } else { [WARPS, WARPS, 2] };
         let suited = || most.into_iter().find(fits).unwrap_or(1);
         self.asked(target).warps.unwrap_or_else(suited)
-    }
-
-    /// Whether the decode kernel divides the columns of q among all warps, and they scale their own sums: for few rows
-    /// with drafts, whose time is not that of their bytes. With more columns there are no registers for it.
-    fn spreads(&self) -> bool {
-        let columns = self.each() * self.group();
-        self.each() > 1 && columns <= 24 && self.attention.rows <= 4
     }
 
     /// Whether this is a decode step of few rows over pages of e4m3.
@@ -444,7 +430,6 @@ impl AttentionChain {
                 ("ONES", u32::from(ones)),
             ])
             .softcap(self.attention.softcap);
-        let kernel = if self.spreads() { kernel.define("SPREAD", 1) } else { kernel };
         let kernel = kernel
             .grid(
                 if self.decodes() {

@@ -43,7 +43,7 @@ pub struct WgmmaShape {
     pub half: Option<u32>,
     /// 0: x in bf16 with e4m3 weights; 1: x in e4m3.
     pub bytes: Option<u32>,
-    /// For many tokens: 1: only tiles of live tokens, in rounds that end together; 2: and pairs of blocks share weights.
+    /// For many tokens: 1: only tiles of live tokens, in rounds that end together.
     pub even: Option<u32>,
 }
 

@@ -75,7 +75,7 @@ impl LinearChain {
         // If all of K fits the ring, two resident blocks are harmless.
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
         let many = split == 1 && rows > columns && self.handoff.is_nothing();
-        let even = asked.even.filter(|even| many && (1..=2).contains(even)).unwrap_or(0);
+        let even = asked.even.filter(|even| many && *even == 1).unwrap_or(0);
         Plan::Wgmma { wide, columns, stages, split, turns: 1, shared, bytes: false, even }
     }
 
@@ -97,10 +97,7 @@ impl LinearChain {
             whole && matches!(residual.dtype, DType::F16 | DType::BF16)
         });
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
-        let blocks = match even {
-            2 => tiles.next_multiple_of(2).min(target.sms / 2 * 2),
-            _ => (tiles * split).min(target.sms / split * split),
-        };
+        let blocks = (tiles * split).min(target.sms / split * split);
         // Warpgroups of 64 weight rows, and a warp that copies; that is a whole warpgroup if it gives up registers.
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
         let with_scales = scaled::is_scaled(self.w.dtype);
@@ -114,7 +111,7 @@ impl LinearChain {
         };
         let w_map = match with_scales {
             true => self.scaled_map(&x, wide, columns),
-            false => tiled(&self.w, if even == 2 { wide / 2 } else { wide }),
+            false => tiled(&self.w, wide),
         };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
@@ -124,7 +121,7 @@ impl LinearChain {
             .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
             .grid(blocks, 1, 1)
             .after(self.after())
-            .cluster(if even == 2 { 2 } else { split })
+            .cluster(split)
             .threads(threads)
             .shared(shared)
             .arg(x_map)
