@@ -3,7 +3,7 @@
 // a ring of STAGES chunks in shared memory. Tensor cores multiply: an unsigned value below 256 is a subnormal f16,
 // q · 2^-24, without an instruction. Groups' sums begin with what is subtracted from their values, and are scaled; minima
 // are multiplied with the sums of x, which an MMA with ones gives. Each warp prepares its own part of x, and the norm's
-// scale, which needs all of it, is applied at the end.
+// scale, which needs all of it, is applied at the end. Up to four rows: `blocks_spread.cuh`.
 //
 // K (a multiple of 32; of 256 for types of 256), N, ROWS, WARPS, STAGES, ROUNDS, WT, NT, BT, RT, YT; NORM, BIAS,
 // EPILOGUE, AFTER. x is bf16.
@@ -30,6 +30,10 @@
 #define TILES ((N + 15) / 16)
 // 2^24 for values and HALF_FACTOR for x.
 #define UNIT (16777216.0f * HALF_FACTOR)
+// Sums of groups side by side in an MMA's columns.
+#ifndef SPREAD
+#define SPREAD (ROWS <= 4)
+#endif
 
 // What differs from row to row, if it is not the same for all.
 DEVICE u32 before_of(u32 tile, u32 row, u32 chunk) {
@@ -64,6 +68,23 @@ DEVICE void begin_sums(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
 // A lane's words of 32 columns of x.
 DEVICE uint4 word_of(const u8* x, int sub, u32 lane) { return *(const uint4*)(x + (sub * 4 + lane % 4) * 16); }
 
+#if SPREAD
+#include "blocks_spread.cuh"
+#else
+#define SHARES 1
+#define TURNED_WORDS 0
+DEVICE bool sixteenfold(u32) { return false; }
+#endif
+
+// Columns in the order of turned words: two of the lane beside, which has the other half of sixteen, and six of its own.
+DEVICE void turn_columns(float (&v)[8], bool turned) {
+    const float a = __shfl_xor_sync(FULL, v[6], 1), b = __shfl_xor_sync(FULL, v[7], 1);
+    if (!turned) return;
+#pragma unroll
+    for (int t = 7; t > 1; t--) v[t] = v[t - 2];
+    v[0] = a, v[1] = b;
+}
+
 // Sums of x over groups of columns, by group and token. What products begin with (MIDDLE), numbers (minima of groups), or f16 in
 // two parts, as an MMA multiplies them with minima.
 DEVICE void sum_groups(float* to, const u8* x, u32 lane) {
@@ -71,16 +92,21 @@ DEVICE void sum_groups(float* to, const u8* x, u32 lane) {
     auto put = [&](int group, const float (&sum)[4]) {
         if (lane >= 4) return;
         if (MINIMA) {
-            // Of group 2j or 2j + 1 lane 4 · token + j has halves 0 or 1 of two words.
-            u16* at = (u16*)to + (token * 4 + group / 2) * 4 + group % 2;
+            // Of group 2j or 2j + 1 lane 4 · column + j has halves 0 or 1 of two words; a token is SHARES columns from the next.
+            u16* at = (u16*)to + (token * SHARES * 4 + group / 2) * 4 + group % 2;
             const u32 low = pack2<F16>(sum[0], sum[1]);
             const u32 rest = pack2<F16>(sum[0] - low_half<F16>(low), sum[1] - high_half<F16>(low));
-            at[0] = low, at[2] = rest, at[16] = low >> 16, at[18] = rest >> 16;
+            if (SHARES == 1 || token < ROWS) at[0] = low, at[2] = rest;
+            if (SHARES == 1 || token + 1 < ROWS) at[16 * SHARES] = low >> 16, at[16 * SHARES + 2] = rest >> 16;
             return;
         }
-        const float by = MIDDLE ? -(float)MIDDLE / 16777216.0f : 1.0f;
+        const float by = (MIDDLE ? -(float)MIDDLE / 16777216.0f : 1.0f) * (sixteenfold(HALVES ? group / 2 : group) ? 16.0f : 1.0f);
         *(float2*)(to + group * 8 + token) = make_float2(by * sum[0], by * sum[1]);
     };
+    if (MINIMA && SHARES > 1) {
+        *(float2*)(to + 2 * lane) = make_float2(0.0f, 0.0f);
+        __syncwarp();
+    }
 #pragma unroll
     for (int sub = 0; sub < 8; sub++) {
         const uint4 v = word_of(x, sub, lane);
@@ -177,6 +203,8 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             if (NORM && live)
 #pragma unroll
                 for (int t = 0; t < 8; t++) sum[r] += v[t] * v[t], v[t] *= n[t];
+            if (TURNED_WORDS) turn_columns(v, WT == Q8_0 ? lane / 4 % 2 == 0 : chunk % 2);
+            if (SPREAD && lane < 16) *(u32*)(own_x + (turn * ROWS + r) * X_PITCH + 512 + lane * 4) = 0;
             place(own_x + (turn * ROWS + r) * X_PITCH, lane, v);
         }
     }
@@ -193,7 +221,31 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
     __syncwarp();
 
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
+#if SPREAD
+    // Lanes of other groups read the zeros behind a row.
+    const u32 row = min(g / SHARES, ROWS - 1u);
+    auto x_of = [&](int turn, int sub) {
+        const u8* x = own_x + (turn * ROWS + row) * X_PITCH + j * 16;
+        return *(const uint4*)(x + (g % SHARES == sub % SHARES && g / SHARES < ROWS ? sub * 64 : 512));
+    };
+    auto begin_of = [&](int turn, int f, int h) {
+        const float* from = own_sums + turn * X_SUMS + (HALVES ? 4 * pair_of(f, j) + h : 2 * pair_of(f, j)) * 8 + j * 2 / SHARES;
+        return make_float2(from[0], from[HALVES ? 16 : 8]);
+    };
+    auto less_of = [&](int turn) { return MINIMA ? *(const uint2*)(own_sums + turn * X_SUMS + 2 * lane) : make_uint2(0, 0); };
+    uint4 held[8];
+    float2 begins[FRAGMENTS][2];
+    uint2 held_less;
+    if (HELD) {
+        held_less = less_of(0);
+#pragma unroll
+        for (int sub = 0; sub < 8; sub++) held[sub] = x_of(0, sub);
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++) begins[f][0] = begin_of(0, f, 0), begins[f][1] = begin_of(0, f, HALVES);
+    }
+#else
     const u8* x_mine = own_x + (g < ROWS ? g : 0) * X_PITCH;
+#endif
     u32 stage = 0, buffer = 0, count = 0;
     // Tiles are finished BATCH at a time (BATCH · OUT · ROWS ≤ threads). This thread finishes column `out` and row
     // `out_row` of tile `own`, which is number `item` of the batch.
@@ -204,7 +256,7 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
     for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
         if (EPILOGUE == 1 && count == 0 && item < BATCH && own < TILES && own * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
-        float sums[4] = {};
+        float sums[SPREAD ? 2 : 4] = {};
 #pragma unroll 1
         for (int turn = 0; turn < PER_WARP; turn++) {
             const u32 chunk = warp + turn * WARPS;
@@ -212,19 +264,30 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             wait_copies<STAGES - 1>();
             __syncwarp();
             const u8* at = mine + stage * STAGE_BYTES;
-            multiply(sums, at + g * PITCH + before_of(tile, g, chunk), at + (g + 8) * PITCH + before_of(tile, g + 8, chunk),
-                     x_mine + turn * ROWS * X_PITCH, own_sums + turn * X_SUMS, min(8u, (K - chunk * 256) / 32), lane);
+            const u8 *low = at + g * PITCH + before_of(tile, g, chunk), *high = at + (g + 8) * PITCH + before_of(tile, g + 8, chunk);
+            const u32 groups = min(8u, (K - chunk * 256) / 32);
+#if SPREAD
+            multiply_spread(sums, low, high, [&](int sub) { return HELD ? held[sub] : x_of(turn, sub); },
+                            [&](int f, int h) { return HELD ? begins[f][h] : begin_of(turn, f, h); }, HELD ? held_less : less_of(turn), chunk % 2, groups, lane);
+#else
+            multiply(sums, low, high, x_mine + turn * ROWS * X_PITCH, own_sums + turn * X_SUMS, groups, lane);
+#endif
             __syncwarp();
             ask(stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         // [buffer][tile of the batch][warp][row of x][column]
         float* to = partial + ((buffer + count) * WARPS + warp) * (16 * ROWS);
+#if SPREAD
+        join_lanes(sums);
+        if (j * 2 % SHARES == 0 && j * 2 / SHARES < ROWS) to[j * 2 / SHARES * 16 + g] = UNIT * sums[0], to[j * 2 / SHARES * 16 + g + 8] = UNIT * sums[1];
+#else
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const u32 token = 2 * j + e % 2;
             if (token < ROWS) to[token * 16 + g + e / 2 * 8] = UNIT * sums[e];
         }
+#endif
         if (++count < BATCH && tile + gridDim.x < TILES) continue;
         __syncthreads();
         if (item < count)
