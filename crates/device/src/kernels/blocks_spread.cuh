@@ -19,6 +19,39 @@ DEVICE u32 pair_of(int f, u32 j) { return SHARES == 8 ? j : SHARES == 4 ? 2 * f 
 // Values of these groups are 16 times as large.
 DEVICE bool sixteenfold(u32 sub) { return WT == Q4K ? sub % 2 : WT == Q6K ? sub / 2 % 2 : false; }
 
+// Eight columns of token `token` of a chunk, to where lanes of an MMA read them, and what groups of columns add up to, in the form
+// that products want. Behind a row of x are zeros.
+DEVICE void place_spread(u8* row, float* sums, u32 token, u32 lane, bool odd_chunk, const float (&v)[8]) {
+    u32 w[4];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = pack_half(v[2 * i], v[2 * i + 1]);
+        sum += low_half<F16>(w[i]) + high_half<F16>(w[i]);
+    }
+    sum += __shfl_xor_sync(FULL, sum, 1);
+    if (!HALVES) sum += __shfl_xor_sync(FULL, sum, 2);
+    if (MINIMA) {
+        // An MMA multiplies minima with f16 in two parts; a token has every SHARES-th column, and the others have zeros.
+        if (token == 0) *(float2*)(sums + 2 * lane) = make_float2(0.0f, 0.0f);
+        __syncwarp();
+        const u16 high = float_to_f16(sum);
+        u16* at = (u16*)sums + (token * SHARES * 4 + lane / 8) * 4 + lane / 4 % 2;
+        if (lane % 4 == 0) at[0] = high, at[2] = float_to_f16(sum - f16_to_float(high));
+    } else if (lane % (HALVES ? 2 : 4) == 0) {
+        const float by = (MIDDLE ? -(float)MIDDLE / 16777216.0f : 1.0f) * (sixteenfold(lane / 4) ? 16.0f : 1.0f);
+        sums[lane / (HALVES ? 2 : 4) * 8 + token] = by * sum;
+    }
+    if (TURNED_WORDS) {
+        const u32 last = __shfl_xor_sync(FULL, w[3], 1);
+        if (WT == Q8_0 ? lane / 4 % 2 == 0 : odd_chunk) w[3] = w[2], w[2] = w[1], w[1] = w[0], w[0] = last;
+    }
+    if (lane < 16) *(u32*)(row + 512 + lane * 4) = 0;
+    u8* to = row + (lane / 4 * 4 + lane % 2 * 2) * 16 + lane % 4 / 2 * 8;
+    *(uint2*)to = make_uint2(__byte_perm(w[0], w[1], 0x5410), __byte_perm(w[0], w[1], 0x7632));
+    *(uint2*)(to + 16) = make_uint2(__byte_perm(w[2], w[3], 0x5410), __byte_perm(w[2], w[3], 0x7632));
+}
+
 // One lane's words of a row of a chunk. `select` brings the first word of sixteen columns into place: 0x3254, or 0x3210.
 struct Words {
     u32 w[ROW_WORDS];
@@ -53,7 +86,7 @@ struct Words {
             even = (l & low) | ((i % 2 ? u << 2 : u << 4) & high), odd = (l >> 8 & low) | ((i % 2 ? u >> 6 : u >> 4) & high);
         } else if (WT == Q8_0 && TURNED_WORDS) {
             const u32 v = w[(2 * sub + h) % ROW_WORDS];
-            even = (v ^ 0x00800080u) & 0x00ff00ffu, odd = (v >> 8 ^ 0x00800080u) & 0x00ff00ffu;
+            even = __byte_perm(v ^ 0x80808080u, 0, 0x4240), odd = __byte_perm(v ^ 0x80808080u, 0, 0x4341);
         } else {
             pairs(p, sub, h, j, even, odd);
             if (WT == Q6K && sixteenfold(sub)) even <<= 4, odd <<= 4;

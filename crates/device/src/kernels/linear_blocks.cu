@@ -48,8 +48,9 @@ DEVICE void fetch(u32 stage, const u8* w, u32 tile, u32 chunk, u32 lane) {
 #pragma unroll
     for (u32 i = lane; i < 16 * PIECES; i += 32) {
         const u32 row = i / PIECES, piece = i % PIECES, before = before_of(tile, row, chunk);
-        if ((WHOLE && bytes == CHUNK_BYTES) || piece * 16 < before + bytes)
-            copy16_async(stage + row * PITCH + piece * 16, from + (u32)((N % 16 ? min(row, last) : row) * ROW_BYTES + piece * 16) - before);
+        // All pieces of a whole chunk have some of its bytes.
+        if (((PIECES - 1) * 16 < CHUNK_BYTES && bytes == CHUNK_BYTES) || piece * 16 < before + bytes)
+            copy16_async(stage + i * 16 + row * (PITCH - PIECES * 16), from + (u32)((N % 16 ? min(row, last) : row) * ROW_BYTES + piece * 16) - before);
     }
 }
 
@@ -71,20 +72,6 @@ DEVICE uint4 word_of(const u8* x, int sub, u32 lane) { return *(const uint4*)(x 
 #if SPREAD
 #include "blocks_spread.cuh"
 #else
-#define SHARES 1
-#define TURNED_WORDS 0
-DEVICE bool sixteenfold(u32) { return false; }
-#endif
-
-// Columns in the order of turned words: two of the lane beside, which has the other half of sixteen, and six of its own.
-DEVICE void turn_columns(float (&v)[8], bool turned) {
-    const float a = __shfl_xor_sync(FULL, v[6], 1), b = __shfl_xor_sync(FULL, v[7], 1);
-    if (!turned) return;
-#pragma unroll
-    for (int t = 7; t > 1; t--) v[t] = v[t - 2];
-    v[0] = a, v[1] = b;
-}
-
 // Sums of x over groups of columns, by group and token. What products begin with (MIDDLE), numbers (minima of groups), or f16 in
 // two parts, as an MMA multiplies them with minima.
 DEVICE void sum_groups(float* to, const u8* x, u32 lane) {
@@ -92,21 +79,16 @@ DEVICE void sum_groups(float* to, const u8* x, u32 lane) {
     auto put = [&](int group, const float (&sum)[4]) {
         if (lane >= 4) return;
         if (MINIMA) {
-            // Of group 2j or 2j + 1 lane 4 · column + j has halves 0 or 1 of two words; a token is SHARES columns from the next.
-            u16* at = (u16*)to + (token * SHARES * 4 + group / 2) * 4 + group % 2;
+            // Of group 2j or 2j + 1 lane 4 · token + j has halves 0 or 1 of two words.
+            u16* at = (u16*)to + (token * 4 + group / 2) * 4 + group % 2;
             const u32 low = pack2<F16>(sum[0], sum[1]);
             const u32 rest = pack2<F16>(sum[0] - low_half<F16>(low), sum[1] - high_half<F16>(low));
-            if (SHARES == 1 || token < ROWS) at[0] = low, at[2] = rest;
-            if (SHARES == 1 || token + 1 < ROWS) at[16 * SHARES] = low >> 16, at[16 * SHARES + 2] = rest >> 16;
+            at[0] = low, at[2] = rest, at[16] = low >> 16, at[18] = rest >> 16;
             return;
         }
-        const float by = (MIDDLE ? -(float)MIDDLE / 16777216.0f : 1.0f) * (sixteenfold(HALVES ? group / 2 : group) ? 16.0f : 1.0f);
+        const float by = MIDDLE ? -(float)MIDDLE / 16777216.0f : 1.0f;
         *(float2*)(to + group * 8 + token) = make_float2(by * sum[0], by * sum[1]);
     };
-    if (MINIMA && SHARES > 1) {
-        *(float2*)(to + 2 * lane) = make_float2(0.0f, 0.0f);
-        __syncwarp();
-    }
 #pragma unroll
     for (int sub = 0; sub < 8; sub++) {
         const uint4 v = word_of(x, sub, lane);
@@ -159,6 +141,7 @@ DEVICE void multiply(float (&sums)[4], const u8* low, const u8* high, const u8* 
         else sums[e] += MINIMA ? of.d * here[e] + of.m * less[e] : of.d * here[e];
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, const void* residual, void* y,
@@ -188,6 +171,7 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
 
     // This warp's part of x, times the norm's weights.
     u8* own_x = xs + warp * PER_WARP * ROWS * X_PITCH;
+    float* own_sums = all_sums + warp * PER_WARP * X_SUMS;
     float sum[ROWS] = {};
 #pragma unroll
     for (int turn = 0; turn < PER_WARP; turn++) {
@@ -203,9 +187,12 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             if (NORM && live)
 #pragma unroll
                 for (int t = 0; t < 8; t++) sum[r] += v[t] * v[t], v[t] *= n[t];
-            if (TURNED_WORDS) turn_columns(v, WT == Q8_0 ? lane / 4 % 2 == 0 : chunk % 2);
-            if (SPREAD && lane < 16) *(u32*)(own_x + (turn * ROWS + r) * X_PITCH + 512 + lane * 4) = 0;
-            place(own_x + (turn * ROWS + r) * X_PITCH, lane, v);
+            u8* row = own_x + (turn * ROWS + r) * X_PITCH;
+#if SPREAD
+            place_spread(row, own_sums + turn * X_SUMS, r, lane, chunk % 2, v);
+#else
+            place(row, lane, v);
+#endif
         }
     }
     if (NORM)
@@ -215,10 +202,11 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             if (lane == 0) squares[warp][r] = all;
         }
     __syncwarp();
-    float* own_sums = all_sums + warp * PER_WARP * X_SUMS;
+#if !SPREAD
 #pragma unroll 1
     for (u32 turn = 0; turn < PER_WARP; turn++) sum_groups(own_sums + turn * X_SUMS, own_x + (turn * ROWS + (g < ROWS ? g : 0)) * X_PITCH, lane);
     __syncwarp();
+#endif
 
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
 #if SPREAD
