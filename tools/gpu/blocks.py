@@ -8,7 +8,7 @@ TYPE: q4k, q6k, q80 for `time`; `check` has all eight. ROWS: 1, 2, 4. Weights ta
 
 EMULATOR=FOLDER: `check` without a GPU, by the emulator in FOLDER, with fewer columns of the result.
 """
-import ctypes, json, os, sys
+import ctypes, json, multiprocessing, os, sys
 
 EMULATED = os.environ.get("EMULATOR")
 # Outputs, columns of K, epilogue (1 residual, 2 SiLU·mul), norm.
@@ -85,9 +85,26 @@ def all_keys():
     return list({json.dumps(k): k for k in timed_ones + [p.key for _, p in checked(TYPES) if p.stages]}.values())
 
 
+def asked_for():
+    """The kinds and rows of the command line."""
+    rows, kinds = [int(p) for p in sys.argv[2:] if p.isdigit()], [p for p in sys.argv[2:] if not p.isdigit()]
+    return kinds or list(TYPES if sys.argv[1] == "check" else USED), rows or [1, 2, 4]
+
+
+def compiled(key):
+    from compile import Nvrtc
+    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
+
+
 if __name__ == "__main__" and sys.argv[1] == "keys":
     json.dump(all_keys(), open(sys.argv[2], "w"))
     sys.exit()
+if __name__ == "__main__" and not EMULATED:
+    # All cores compile before the GPU is asked for anything.
+    kinds, rows_list = asked_for()
+    plans = [p for _, p in checked(kinds)] if sys.argv[1] == "check" else [p for kind in kinds for name in USED[kind] for r in rows_list for p in forms(kind, name, r).values()]
+    with multiprocessing.Pool() as pool:
+        pool.map(compiled, list({json.dumps(p.key): p.key for p in plans if p.stages}.values()), chunksize=1)
 
 import torch
 
@@ -271,11 +288,10 @@ def measure(kinds, rows_list):
 
 
 def main():
-    mode, rest = sys.argv[1], sys.argv[2:]
-    rows, kinds = [int(p) for p in rest if p.isdigit()], [p for p in rest if not p.isdigit()]
-    if mode == "check":
-        sys.exit(check(kinds or list(TYPES)) > 0)
-    measure(kinds or list(USED), rows or [1, 2, 4])
+    kinds, rows = asked_for()
+    if sys.argv[1] == "check":
+        sys.exit(check(kinds) > 0)
+    measure(kinds, rows)
 
 
 if __name__ == "__main__":

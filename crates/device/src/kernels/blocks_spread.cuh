@@ -11,8 +11,8 @@
 // Blocks two bytes beyond a multiple of four: their words are read from there on and hold columns 14, 15, 0, 1 of sixteen, then 2
 // to 5, and so on; x lies in the same order. Q6K: every second chunk; Q8_0: every second group.
 #define TURNED_WORDS (WT == Q8_0 ? K % 256 == 0 : WT == Q6K && K % 512 == 0)
-// x of a warp's only chunk stays in registers.
-#define HELD (PER_WARP == 1)
+// x of a warp's only chunk stays in registers, if there are enough.
+#define HELD (PER_WARP == 1 && (WT != Q6K || ROWS <= 2))
 #define ROW_WORDS (TURNED_WORDS ? WT == Q6K ? 12 : 16 : 1)
 
 DEVICE u32 pair_of(int f, u32 j) { return SHARES == 8 ? j : SHARES == 4 ? 2 * f + j % 2 : f; }
