@@ -5,21 +5,30 @@
 
 #define FP4_SMALLER 0x1p32f
 
+// Both numbers of a pair of bf16, times one of another pair: operands of an instruction may be halves.
+DEVICE u32 times_half(u32 v, u32 pair, int which) {
+    u32 r;
+    if (which) asm("{\n.reg .b16 l, h;\n.reg .b32 two;\nmov.b32 {l, h}, %2;\nmov.b32 two, {h, h};\nmul.rn.bf16x2 %0, %1, two;\n}" : "=r"(r) : "r"(v), "r"(pair));
+    else asm("{\n.reg .b16 l, h;\n.reg .b32 two;\nmov.b32 {l, h}, %2;\nmov.b32 two, {l, l};\nmul.rn.bf16x2 %0, %1, two;\n}" : "=r"(r) : "r"(v), "r"(pair));
+    return r;
+}
 // Sixteen rows and 64 columns as the left operands of four MMAs, multiplied by their powers of 2.
 DEVICE void widen_piece(u32 (&a)[4][4], u32 at) {
     const u32 lane = threadIdx.x % 32;
     u32 v[4], exponents;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at + lane * 16) : "memory");
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(exponents) : "r"(at + FP4_CODES + lane / 4 * 4) : "memory");
-    // Exponent e as the bf16 2^(e - 1 - 32), in both halves; LARGEST in src/scaled/mxfp4.rs is the largest for which there is one.
-    u32 by[4];
+    // Exponent e as the bf16 2^(e - 1 - 32), those of rows g and g + 8 in one word; LARGEST in src/scaled/mxfp4.rs is the largest for
+    // which there is one.
+    u32 by[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) by[i] = (__byte_perm(exponents, 0, 0x4040 + 0x101 * i) + 0x005e005eu) * 128;
+    for (int i = 0; i < 2; i++) by[i] = (__byte_perm(exponents, 0, 0x4140 + 0x202 * i) + 0x005e005eu) * 128;
 #pragma unroll
-    for (int s = 0; s < 4; s++)
+    for (int s = 0; s < 4; s++) {
+        const u32 last = fp4_last(v[s / 2 * 2], v[s / 2 * 2 + 1]);
 #pragma unroll
-        for (int r = 0; r < 4; r++)
-            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(a[s][r]) : "r"(fp4_pair(v[s], r)), "r"(by[s / 2 * 2 + r % 2]));
+        for (int r = 0; r < 4; r++) a[s][r] = times_half(r == 3 ? fp4_pair(last, s % 2) : fp4_pair(v[s], r), by[s / 2], r % 2);
+    }
 }
 
 // The sums over the inner dimension, for the first M_ columns. `rows`: of the unit; a warpgroup behind them only frees stages.

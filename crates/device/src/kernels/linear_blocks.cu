@@ -3,7 +3,7 @@
 // a ring of STAGES chunks in shared memory. Tensor cores multiply: an unsigned value below 256 is a subnormal f16,
 // q · 2^-24, without an instruction. Groups' sums begin with what is subtracted from their values, and are scaled; minima
 // are multiplied with the sums of x, which an MMA with ones gives. Each warp prepares its own part of x, and the norm's
-// scale, which needs all of it, is applied at the end.
+// scale, which needs all of it, is applied at the end. Up to four rows: `blocks_spread.cuh`.
 //
 // K (a multiple of 32; of 256 for types of 256), N, ROWS, WARPS, STAGES, ROUNDS, WT, NT, BT, RT, YT; NORM, BIAS,
 // EPILOGUE, AFTER. x is bf16.
@@ -30,6 +30,10 @@
 #define TILES ((N + 15) / 16)
 // 2^24 for values and HALF_FACTOR for x.
 #define UNIT (16777216.0f * HALF_FACTOR)
+// Sums of groups side by side in an MMA's columns.
+#ifndef SPREAD
+#define SPREAD (ROWS <= 4)
+#endif
 
 // What differs from row to row, if it is not the same for all.
 DEVICE u32 before_of(u32 tile, u32 row, u32 chunk) {
@@ -44,8 +48,9 @@ DEVICE void fetch(u32 stage, const u8* w, u32 tile, u32 chunk, u32 lane) {
 #pragma unroll
     for (u32 i = lane; i < 16 * PIECES; i += 32) {
         const u32 row = i / PIECES, piece = i % PIECES, before = before_of(tile, row, chunk);
-        if ((WHOLE && bytes == CHUNK_BYTES) || piece * 16 < before + bytes)
-            copy16_async(stage + row * PITCH + piece * 16, from + (u32)((N % 16 ? min(row, last) : row) * ROW_BYTES + piece * 16) - before);
+        // All pieces of a whole chunk have some of its bytes.
+        if (((PIECES - 1) * 16 < CHUNK_BYTES && bytes == CHUNK_BYTES) || piece * 16 < before + bytes)
+            copy16_async(stage + i * 16 + row * (PITCH - PIECES * 16), from + (u32)((N % 16 ? min(row, last) : row) * ROW_BYTES + piece * 16) - before);
     }
 }
 
@@ -64,6 +69,9 @@ DEVICE void begin_sums(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
 // A lane's words of 32 columns of x.
 DEVICE uint4 word_of(const u8* x, int sub, u32 lane) { return *(const uint4*)(x + (sub * 4 + lane % 4) * 16); }
 
+#if SPREAD
+#include "blocks_spread.cuh"
+#else
 // Sums of x over groups of columns, by group and token. What products begin with (MIDDLE), numbers (minima of groups), or f16 in
 // two parts, as an MMA multiplies them with minima.
 DEVICE void sum_groups(float* to, const u8* x, u32 lane) {
@@ -133,6 +141,7 @@ DEVICE void multiply(float (&sums)[4], const u8* low, const u8* high, const u8* 
         else sums[e] += MINIMA ? of.d * here[e] + of.m * less[e] : of.d * here[e];
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, const void* residual, void* y,
@@ -162,6 +171,7 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
 
     // This warp's part of x, times the norm's weights.
     u8* own_x = xs + warp * PER_WARP * ROWS * X_PITCH;
+    float* own_sums = all_sums + warp * PER_WARP * X_SUMS;
     float sum[ROWS] = {};
 #pragma unroll
     for (int turn = 0; turn < PER_WARP; turn++) {
@@ -177,7 +187,12 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             if (NORM && live)
 #pragma unroll
                 for (int t = 0; t < 8; t++) sum[r] += v[t] * v[t], v[t] *= n[t];
-            place(own_x + (turn * ROWS + r) * X_PITCH, lane, v);
+            u8* row = own_x + (turn * ROWS + r) * X_PITCH;
+#if SPREAD
+            place_spread(row, own_sums + turn * X_SUMS, r, lane, chunk % 2, v);
+#else
+            place(row, lane, v);
+#endif
         }
     }
     if (NORM)
@@ -187,13 +202,38 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             if (lane == 0) squares[warp][r] = all;
         }
     __syncwarp();
-    float* own_sums = all_sums + warp * PER_WARP * X_SUMS;
+#if !SPREAD
 #pragma unroll 1
     for (u32 turn = 0; turn < PER_WARP; turn++) sum_groups(own_sums + turn * X_SUMS, own_x + (turn * ROWS + (g < ROWS ? g : 0)) * X_PITCH, lane);
     __syncwarp();
+#endif
 
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
+#if SPREAD
+    // Lanes of other groups read the zeros behind a row.
+    const u32 row = min(g / SHARES, ROWS - 1u);
+    auto x_of = [&](int turn, int sub) {
+        const u8* x = own_x + (turn * ROWS + row) * X_PITCH + j * 16;
+        return *(const uint4*)(x + (g % SHARES == sub % SHARES && g / SHARES < ROWS ? sub * 64 : 512));
+    };
+    auto begin_of = [&](int turn, int f, int h) {
+        const float* from = own_sums + turn * X_SUMS + (HALVES ? 4 * pair_of(f, j) + h : 2 * pair_of(f, j)) * 8 + j * 2 / SHARES;
+        return make_float2(from[0], from[HALVES ? 16 : 8]);
+    };
+    auto less_of = [&](int turn) { return MINIMA ? *(const uint2*)(own_sums + turn * X_SUMS + 2 * lane) : make_uint2(0, 0); };
+    uint4 held[8];
+    float2 begins[FRAGMENTS][2];
+    uint2 held_less;
+    if (HELD) {
+        held_less = less_of(0);
+#pragma unroll
+        for (int sub = 0; sub < 8; sub++) held[sub] = x_of(0, sub);
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++) begins[f][0] = begin_of(0, f, 0), begins[f][1] = begin_of(0, f, HALVES);
+    }
+#else
     const u8* x_mine = own_x + (g < ROWS ? g : 0) * X_PITCH;
+#endif
     u32 stage = 0, buffer = 0, count = 0;
     // Tiles are finished BATCH at a time (BATCH · OUT · ROWS ≤ threads). This thread finishes column `out` and row
     // `out_row` of tile `own`, which is number `item` of the batch.
@@ -204,7 +244,7 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
     for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
         if (EPILOGUE == 1 && count == 0 && item < BATCH && own < TILES && own * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
-        float sums[4] = {};
+        float sums[SPREAD ? 2 : 4] = {};
 #pragma unroll 1
         for (int turn = 0; turn < PER_WARP; turn++) {
             const u32 chunk = warp + turn * WARPS;
@@ -212,19 +252,30 @@ linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, co
             wait_copies<STAGES - 1>();
             __syncwarp();
             const u8* at = mine + stage * STAGE_BYTES;
-            multiply(sums, at + g * PITCH + before_of(tile, g, chunk), at + (g + 8) * PITCH + before_of(tile, g + 8, chunk),
-                     x_mine + turn * ROWS * X_PITCH, own_sums + turn * X_SUMS, min(8u, (K - chunk * 256) / 32), lane);
+            const u8 *low = at + g * PITCH + before_of(tile, g, chunk), *high = at + (g + 8) * PITCH + before_of(tile, g + 8, chunk);
+            const u32 groups = min(8u, (K - chunk * 256) / 32);
+#if SPREAD
+            multiply_spread(sums, low, high, [&](int sub) { return HELD ? held[sub] : x_of(turn, sub); },
+                            [&](int f, int h) { return HELD ? begins[f][h] : begin_of(turn, f, h); }, HELD ? held_less : less_of(turn), chunk % 2, groups, lane);
+#else
+            multiply(sums, low, high, x_mine + turn * ROWS * X_PITCH, own_sums + turn * X_SUMS, groups, lane);
+#endif
             __syncwarp();
             ask(stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         // [buffer][tile of the batch][warp][row of x][column]
         float* to = partial + ((buffer + count) * WARPS + warp) * (16 * ROWS);
+#if SPREAD
+        join_lanes(sums);
+        if (j * 2 % SHARES == 0 && j * 2 / SHARES < ROWS) to[j * 2 / SHARES * 16 + g] = UNIT * sums[0], to[j * 2 / SHARES * 16 + g + 8] = UNIT * sums[1];
+#else
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const u32 token = 2 * j + e % 2;
             if (token < ROWS) to[token * 16 + g + e / 2 * 8] = UNIT * sums[e];
         }
+#endif
         if (++count < BATCH && tile + gridDim.x < TILES) continue;
         __syncthreads();
         if (item < count)

@@ -22,12 +22,15 @@ noise(void* to, u32 rows, u32 cols, u32 stride, u64 seed, float mean, float scal
             const u64 piece = i / 128;
             const u32 at = i % 128, g = at / 16, j = at / 4 % 4, strips = cols / 64;
             u32 word = 0;
+            // Of operand r of a word the first element; the second is the next one.
+            auto element = [&](u32 w, int r) {
+                return (piece / strips * 16 + g + r % 2 * 8) * cols + piece % strips * 64 + w * 16 + 2 * j + r / 2 * 8;
+            };
+            auto code = [&](u64 i) { return (u32)(hash(seed, i) >> 60); };
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                const u64 row = piece / strips * 16 + g + r % 2 * 8, column = piece % strips * 64 + at % 4 * 16 + 2 * j + r / 2 * 8;
-                const u64 element = row * cols + column;
-                word |= fp4_placed(hash(seed, element) >> 60, r) | fp4_placed(hash(seed, element + 1) >> 60, r) << 16;
-            }
+            for (int r = 0; r < 3; r++) word |= fp4_placed(code(element(at % 4, r)), r) | fp4_placed(code(element(at % 4, r) + 1), r) << 16;
+            const u64 a = element(at % 4 / 2 * 2, 3), b = element(at % 4 / 2 * 2 + 1, 3);
+            word |= fp4_shared(code(a), code(b), at) | fp4_shared(code(a + 1), code(b + 1), at) << 16;
             *(u32*)((u8*)to + piece * FP4_PIECE + at * 4) = word;
         }
         for (u64 i = first; i < count / 32; i += step)

@@ -27,9 +27,11 @@ template <int T> DEVICE void elements8(const void* w, u32 rows, u32 cols, u64 st
         const u8* piece = (const u8*)w + ((u64)(row / 16) * (cols / 64) + i / 64) * FP4_PIECE;
         const float power = power_of(piece[fp4_exponent(row % 16, i / 32 % 2)]);
         const u32* words = (const u32*)(piece + fp4_word(row % 16, i % 64));
+        const int r = i / 8 % 2 * 2 + row / 8 % 2, word = i / 16 % 2;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const u32 pair = fp4_pair(words[4 * j], i / 8 % 2 * 2 + row / 8 % 2);
+            const u32* at = words + 4 * j;
+            const u32 pair = r == 3 ? fp4_pair(fp4_last(at[-word], at[1 - word]), word) : fp4_pair(*at, r);
             out[2 * j] = fp4_to_float(pair & 0xffff) * power, out[2 * j + 1] = fp4_to_float(pair >> 16) * power;
         }
     } else if (T < F8_ROW) {

@@ -3,8 +3,9 @@
 //!
 //! In memory: pieces of 16 rows × 64 columns. A piece has 32 lanes × 4 words, then 32 exponents. Word `s` of lane `4·g + j`
 //! is what that lane needs for columns `16s` to `16s + 15` as the left operand of an MMA: in its lower half the columns
-//! `2j` and `2j + 8` of rows `g` and `g + 8`, in its upper half the columns behind them ([`place`]). An element's bits
-//! lie where one shift and one mask make them the sign, exponent and mantissa of a bf16 (`kernels/fp4.cuh`). Exponent `4g + 2h + u` is that
+//! `2j` and `2j + 8` of rows `g` and `g + 8`, in its upper half the columns behind them ([`place`]). Bits of three of the four elements
+//! in half a word lie where one shift and one mask make them the sign, exponent and mantissa of a bf16; the fourth shares
+//! what is left with that of the word beside it (`kernels/fp4.cuh`, [`apart`]). Exponent `4g + 2h + u` is that
 //! of row `g + 8u` and the columns `32h` and on.
 //!
 //! A checkpoint has two elements to a byte: element `k` of a row is the lower half of byte `k / 2` where k is even.
@@ -28,19 +29,30 @@ const LOWEST: i32 = -127;
 /// The exponent of the largest element, 6.
 const MOST_EXPONENT: i32 = 2;
 
-/// Shifts to the right that bring an element's sign to bit 3, the higher bit of its exponent to bit 2, and the other two bits to
-/// bits 1 and 0; for each of the four elements in half a word.
-const SHIFTS: [[u32; 3]; 4] = [[12, 6, 6], [9, 3, 3], [6, 0, 0], [11, 11, 10]];
+/// The element of half a word whose bits are in two words.
+const SHARED: usize = 3;
 
-/// The four bits of an element in half a word.
+/// The four bits of one of the other elements in half a word.
 #[inline(always)]
-fn code(half: u32, [sign, high, low]: [u32; 3]) -> u32 {
-    half >> sign & 8 | half >> high & 4 | half >> low & 3
+fn code(half: u32, which: usize) -> u32 {
+    half >> (12 - 3 * which) & 8 | half >> (6 - 3 * which) & 7
 }
 
 /// Half a word with the four bits of an element, and zeros.
-fn placed(code: u32, [sign, high, low]: [u32; 3]) -> u32 {
-    (code & 8) << sign | (code & 4) << high | (code & 3) << low
+fn placed(code: u32, which: usize) -> u32 {
+    (code & 8) << (12 - 3 * which) | (code & 7) << (6 - 3 * which)
+}
+
+/// What halves of an even word and of the next one have of a shared element, which belongs to the second or to the first of them.
+fn apart(code: u32, second: bool) -> [u32; 2] {
+    let down = if second { 3 } else { 0 };
+    [((code & 8) << 11 | (code & 1) << 13) >> down, (code & 6) << 12 >> down]
+}
+
+/// The shared elements of halves of two words, as the first and second element of a half.
+#[inline(always)]
+fn together(first: u32, second: u32) -> u32 {
+    first << 1 & 0x9000 | second >> 6 & 0x01b0 | first >> 7 & 0x0048
 }
 
 /// Where an element of a piece lies: the byte of its half word, and which of the four elements there it is.
@@ -49,6 +61,18 @@ fn place(row: usize, col: usize) -> (usize, usize) {
     let (step, within) = (col / 16, col % 16);
     let lane = 4 * g + within % 8 / 2;
     (16 * lane + 4 * step + 2 * (within % 2), 2 * (within / 8) + upper)
+}
+
+/// An element's bits in the half words that have them.
+fn bits_at(row: usize, col: usize, code: u32) -> [(usize, u32); 2] {
+    let (at, which) = place(row, col);
+    if which != SHARED {
+        return [(at, placed(code, which)), (at, 0)];
+    }
+    let second = at / 4 % 2 == 1;
+    let first = at - if second { 4 } else { 0 };
+    let [a, b] = apart(code, second);
+    [(first, a), (first + 4, b)]
 }
 
 /// Where the exponent of a row and a group of a piece lies.
@@ -82,18 +106,26 @@ fn read_body<const FMA: bool>(pieces: &[u8], row: usize, out: &mut [f32]) {
     let (upper, g) = (row / 8, row % 8);
     for (piece, out) in pieces.chunks_exact(PIECE).zip(out.chunks_exact_mut(COLS)) {
         let lanes: &[u8; 64] = piece[64 * g..][..64].try_into().expect("four lanes");
-        for (step, out) in out.chunks_exact_mut(16).enumerate() {
-            let half = half_power(piece[exponent_at(row, step / 2)]);
-            // Of columns 2j and 2j + 1 of eight, in the order of these columns.
-            let halves: [u32; 8] = std::array::from_fn(|i| {
+        // Of columns 2j and 2j + 1 of eight, in the order of these columns.
+        let halves = |step: usize| -> [u32; 8] {
+            std::array::from_fn(|i| {
                 let at = 16 * (i / 2) + 4 * step + 2 * (i % 2);
                 u32::from(u16::from_le_bytes([lanes[at], lanes[at + 1]]))
-            });
+            })
+        };
+        for (step, out) in out.chunks_exact_mut(16).enumerate() {
+            let half = half_power(piece[exponent_at(row, step / 2)]);
             for (eight, out) in out.chunks_exact_mut(8).enumerate() {
                 let out: &mut [f32; 8] = out.try_into().expect("eight columns");
-                let shifts = SHIFTS[2 * eight + upper];
-                for (out, half_word) in out.iter_mut().zip(halves) {
-                    let code = code(half_word, shifts) as i32;
+                let which = 2 * eight + upper;
+                let (words, which) = if which == SHARED {
+                    let (first, second) = (halves(step / 2 * 2), halves(step / 2 * 2 + 1));
+                    (std::array::from_fn(|i| together(first[i], second[i])), step % 2)
+                } else {
+                    (halves(step), which)
+                };
+                for (out, half_word) in out.iter_mut().zip(words) {
+                    let code = code(half_word, which) as i32;
                     let (exponent, mantissa) = (code >> 1 & 3, code & 1);
                     let normal = i32::from(exponent > 0);
                     // An exponent of 0 is that of 1, without the leading bit.
@@ -129,10 +161,11 @@ pub(crate) fn write(pieces: &mut [u8], row: usize, bytes: &[u8], exponents: &[u8
     for (piece, (bytes, exponents)) in pieces.chunks_exact_mut(PIECE).zip(rows) {
         for (at, byte) in bytes.iter().enumerate() {
             for (col, code) in [(2 * at, byte & 15), (2 * at + 1, byte >> 4)] {
-                let (at, which) = place(row, col);
-                let half = placed(u32::from(code), SHIFTS[which]).to_le_bytes();
-                piece[at] |= half[0];
-                piece[at + 1] |= half[1];
+                for (at, bits) in bits_at(row, col, u32::from(code)) {
+                    let bits = bits.to_le_bytes();
+                    piece[at] |= bits[0];
+                    piece[at + 1] |= bits[1];
+                }
             }
         }
         for (group, exponent) in exponents.iter().enumerate() {
@@ -202,10 +235,12 @@ mod tests {
         let mut taken = vec![0u16; CODES / 2];
         for row in 0..PIECE_ROWS {
             for col in 0..COLS {
-                let (at, which) = place(row, col);
-                let bits = placed(15, SHIFTS[which]) as u16;
-                assert_eq!((bits.count_ones(), taken[at / 2] & bits), (4, 0), "{row}, {col}");
-                taken[at / 2] |= bits;
+                let bits = bits_at(row, col, 15);
+                assert_eq!(bits.iter().map(|(_, bits)| bits.count_ones()).sum::<u32>(), 4);
+                for (at, bits) in bits.map(|(at, bits)| (at, bits as u16)) {
+                    assert_eq!(taken[at / 2] & bits, 0, "{row}, {col}");
+                    taken[at / 2] |= bits;
+                }
             }
         }
         assert!(taken.iter().all(|bits| *bits == u16::MAX));
