@@ -41,12 +41,13 @@ def prepare_key(v):
     return key("scan_prepare", **{n: v[n] for n in v if n not in ("V_AT", "VALUE")}, LONG=LONG, GT=2, AT=2, DT=2)
 
 
-def chunk_key(v, warps):
-    return key("scan_chunks", **v, LONG=LONG, WARPS=warps, SKIP=1 - v["DELTA"], ST=2)
+def chunk_key(v, warps, copiers):
+    return key("scan_chunks", **v, LONG=LONG, WARPS=warps, COPIERS=copiers, SKIP=1 - v["DELTA"], ST=2)
 
 
-def widths(v):
-    return [w for w in (2, 4, 8) if v["VALUE"] % (16 * w) == 0]
+def variants(v):
+    """Warps, and warps that copy."""
+    return [(w, c) for w in (2, 4) for c in ((1,) if EMULATED and w == 2 else (0, 1, 2)) if v["VALUE"] % (16 * w) == 0]
 
 
 def record_bytes(v):
@@ -58,7 +59,7 @@ def chunk_shared(v, warps):
 
 
 def keys(names):
-    return [k for v in map(shape, names) for k in [token_key(v, 0), token_key(v, LONG), prepare_key(v)] + [chunk_key(v, w) for w in widths(v)]]
+    return [k for v in map(shape, names) for k in [token_key(v, 0), token_key(v, LONG), prepare_key(v)] + [chunk_key(v, *w) for w in variants(v)]]
 
 
 def named(rest):
@@ -115,11 +116,11 @@ class Layer:
                                     (v["VALUE"] // 32, v["HEADS"], len(rows)), 128)
         self.tokens, self.short = token(0), token(LONG)
         self.prepare = Kernel(prepare_key(v), [self.x, self.gates, self.a, self.dt, self.records] + tables + [len(rows), SEATS, CONTEXT, 0] + strides[:2] + [least, 1e-6], (slots, v["GROUPS"], 1), 128)
-        self.chunks = {w: Kernel(chunk_key(v, w), [self.x, self.records, self.skip, self.state, self.y] + tables + [SEATS, CONTEXT, strides[0], strides[2], strides[3]],
-                                 (v["VALUE"] // (16 * w), v["HEADS"], len(rows)), 32 * w, chunk_shared(v, w)) for w in widths(v)}
+        self.chunks = {(w, c): Kernel(chunk_key(v, w, c), [self.x, self.records, self.skip, self.state, self.y] + tables + [SEATS, CONTEXT, strides[0], strides[2], strides[3]],
+                                 (v["VALUE"] // (16 * w), v["HEADS"], len(rows)), 32 * (w + c), chunk_shared(v, w)) for w, c in variants(v)}
 
-    def by_chunks(self, warps):
-        return [self.prepare, self.chunks[warps], self.short]
+    def by_chunks(self, variant):
+        return [self.prepare, self.chunks[variant], self.short]
 
     def go(self, kernels):
         """Results and states after these launches; NaN where nothing was written."""
@@ -204,17 +205,17 @@ def check(name):
         print("%s, %s: by token %s" % (name, case, " ".join("%.1e" % e for e in errors(layer, one, want))), flush=True)
         few = [t for r in range(len(layer.rows)) if layer.counts[r] < LONG for t in range(layer.starts[r], layer.starts[r + 1])]
         seats = [r[2] for r in layer.rows if r[0] < LONG and r[2] < SEATS]
-        for warps in layer.chunks:
-            got = layer.go(layer.by_chunks(warps))
+        for variant in layer.chunks:
+            got = layer.go(layer.by_chunks(variant))
             found = errors(layer, got, want)
             same = torch.equal(got[0][few], one[0][few]) and torch.equal(got[1][seats], one[1][seats])
             differ = 0
             for _ in range(1 if EMULATED else 10):
-                again = layer.go(layer.by_chunks(warps))
+                again = layer.go(layer.by_chunks(variant))
                 differ += not all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(got, again))
             failed = any(not e < most for e, most in zip(found, MOST)) or not same or differ
             bad += bool(failed)
-            print("%s, %s: chunks, %d warps %s; short rows the same %s, repeated %d%s" % (name, case, warps, " ".join("%.1e" % e for e in found), same, differ, " BAD" if failed else ""), flush=True)
+            print("%s, %s: chunks, %d + %d warps %s; short rows the same %s, repeated %d%s" % (name, case, *variant, " ".join("%.1e" % e for e in found), same, differ, " BAD" if failed else ""), flush=True)
     return bad + planted(name)
 
 
@@ -222,9 +223,8 @@ def planted(name):
     """Bugs planted in what kernels read; the comparison must find each."""
     bad = 0
     layer = Layer(name, [(100, 30, 2), (70, 5, 4)])
-    want, warps = layer.expected(), widths(layer.v)[0]
+    want, variant = layer.expected(), variants(layer.v)[0]
     seat, start, length, _ = layer.tables
-    swap = lambda t: t[[63, 64]].clone()
     plants = {
         "nothing": lambda: None,
         "another seat": lambda: seat.copy_(seat.flip(0)),
@@ -236,7 +236,7 @@ def planted(name):
     for plant, apply in plants.items():
         saved = [t.clone() for t in (seat, start, length, layer.x, layer.gates)]
         apply()
-        got = layer.go(layer.by_chunks(warps))
+        got = layer.go(layer.by_chunks(variant))
         for t, old in zip((seat, start, length, layer.x, layer.gates), saved):
             t.copy_(old)
         found = any(not e < most for e, most in zip(errors(layer, got, want), MOST))
@@ -255,7 +255,7 @@ def time(name):
         ways = [[layer.tokens], [layer.prepare], [layer.short]] + [part for w in layer.chunks for part in ([layer.chunks[w]], layer.by_chunks(w))]
         us = [t / each for t in timed([captured(way * each)[0] for way in ways])]
         moved = 2 * layer.live * (layer.x.shape[1] + layer.y.shape[1]) + rows * 8 * layer.state.shape[1]
-        parts = ["%d warps %.1f alone, %.1f" % (w, us[3 + 2 * i], us[4 + 2 * i]) for i, w in enumerate(layer.chunks)]
+        parts = ["%d+%d %.1f, %.1f" % (*w, us[3 + 2 * i], us[4 + 2 * i]) for i, w in enumerate(layer.chunks)]
         best = min(us[4::2])
         lines.append("%-9s %2d x %-5d floor %7.1f  by token %8.1f  prepare %6.1f  short rows %4.1f  chunks: %s  (%.1f times)" % (name, rows, tokens, moved / BANDWIDTH * 1e6, *us[:3], "; ".join(parts), us[0] / best))
         print(lines[-1], flush=True)
@@ -270,7 +270,7 @@ def main():
         print("failures", bad)
         sys.exit(bad > 0)
     lines = [line for n in names for line in time(n)]
-    print("\nµs of a layer's scan\n" + "\n".join(lines))
+    print("\nµs of a layer's scan; of chunks: warps + warps that copy, the kernel alone, all three\n" + "\n".join(lines))
 
 
 if __name__ == "__main__":

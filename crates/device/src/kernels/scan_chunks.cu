@@ -5,12 +5,15 @@
 // All of it is computed transposed: a warp has 16 columns of the matrix as rows of its sums, in fp32 for all of a row's tokens, so
 // that sums become the first operand of the next product in the registers where they are, and warps need nothing of each other.
 // Operands are rounded to bf16, sums are fp32. Keys and queries are used as they are in x: lengths are in factors.
-// A block has WARPS times 16 columns. VALUE, SKIP, V_AT, YT and the rest as in scan.cu; x is bf16, ST the type of skip.
+// A block has WARPS times 16 columns, and COPIERS warps that copy what the others need next; with none of these they copy
+// themselves. VALUE, SKIP, V_AT and the rest as in scan.cu; x and y are bf16, ST is the type of skip.
 #include "scan_chunks.cuh"
 
 #define COLUMNS (16 * WARPS)
 #define V_ROW (COLUMNS + 8)
 #define TILES (KEY / 8)
+#define THREADS (32 * (WARPS + COPIERS))
+#define HANDS (32 * (COPIERS ? COPIERS : WARPS))
 
 struct Stage {
     u16 q[CHUNK][ROW], k[CHUNK][ROW], v[CHUNK][V_ROW];
@@ -67,26 +70,28 @@ DEVICE void values(float (&a)[4], float (&b)[4], const Stage& stage, int pair, u
     b[0] = low_half<BF16>(v[2]), b[1] = high_half<BF16>(v[2]), b[2] = low_half<BF16>(v[3]), b[3] = high_half<BF16>(v[3]);
 }
 
-// A chunk: its results, and the matrix after it.
-DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride, u32 there, float through, u32 own, u32 lane) {
+// A chunk: its results, and the matrix after it. The one before it may be zero.
+DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride, u32 there, float through, bool zero, u32 own, u32 lane) {
     const Record& record = stage.record;
     Sums known, result;
     clear(known);
     clear(result);
+    if (!zero) {
 #pragma unroll
-    for (int c = 0; c < KEY / 16; c++) {
-        u32 of[4], b[4];
-        pack(of, s[2 * c], s[2 * c + 1]);
+        for (int c = 0; c < KEY / 16; c++) {
+            u32 of[4], b[4];
+            pack(of, s[2 * c], s[2 * c + 1]);
 #pragma unroll
-        for (int p = 0; p < CHUNK / 16; p++) {
-            if (DELTA) {
-                load_matrices(b, quad<false>(stage.k[0], ROW, 16 * p, 16 * c, lane));
-                multiply(known[2 * p], of, b[0], b[1]);
-                multiply(known[2 * p + 1], of, b[2], b[3]);
+            for (int p = 0; p < CHUNK / 16; p++) {
+                if (DELTA) {
+                    load_matrices(b, quad<false>(stage.k[0], ROW, 16 * p, 16 * c, lane));
+                    multiply(known[2 * p], of, b[0], b[1]);
+                    multiply(known[2 * p + 1], of, b[2], b[3]);
+                }
+                load_matrices(b, quad<false>(stage.q[0], ROW, 16 * p, 16 * c, lane));
+                multiply(result[2 * p], of, b[0], b[1]);
+                multiply(result[2 * p + 1], of, b[2], b[3]);
             }
-            load_matrices(b, quad<false>(stage.q[0], ROW, 16 * p, 16 * c, lane));
-            multiply(result[2 * p], of, b[0], b[1]);
-            multiply(result[2 * p + 1], of, b[2], b[3]);
         }
     }
     weigh(result, record.query, lane);
@@ -139,12 +144,13 @@ DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS)
 scan_chunks(const u16* x, const Record* records, const void* skip, float* carry, u16* y, const u32* row_seat, const u32* q_start,
             const u32* kv_len, const u32* row_replay, u32 seats, u32 context, u32 x_stride, u32 carry_stride, u32 y_stride) {
     extern __shared__ __align__(16) Stage stages[];
     const u32 head = blockIdx.y, row = blockIdx.z, thread = threadIdx.x, lane = thread % 32, own = thread / 32 * 16;
     const u32 first = blockIdx.x * COLUMNS;
+    const bool copies = COPIERS == 0 || thread >= 32 * WARPS, computes = thread < 32 * WARPS;
     const float through = SKIP ? load1<ST>(skip, head) : 0.0f;
     let_successor_start();
     wait_for_predecessor();
@@ -152,16 +158,16 @@ scan_chunks(const u16* x, const Record* records, const void* skip, float* carry,
     if (!fed.load(row_seat, q_start, kv_len, row_replay, row, seats, context)) return;
     const auto issue = [&](u32 done) {
         Stage& to = stages[done / CHUNK % 2];
-        const u32 there = min(fed.count - done, (u32)CHUNK);
+        const u32 hand = COPIERS ? thread - 32 * WARPS : thread, there = min(fed.count - done, (u32)CHUNK);
         const u16* const from = x + (u64)(fed.start + done) * x_stride;
         const Record* const record = records + (u64)(Fed::slot(fed.start, row) + done / CHUNK) * HEADS + head;
-        fetch<32 * WARPS>(to.k[0], ROW, from + K_AT + GROUP(head) * KEY, x_stride, KEY, there, thread);
-        fetch<32 * WARPS>(to.q[0], ROW, from + Q_AT + GROUP(head) * KEY, x_stride, KEY, there, thread);
-        fetch<32 * WARPS>(to.v[0], V_ROW, from + V_AT + head * VALUE + first, x_stride, COLUMNS, there, thread);
-        for (u32 i = thread; i < sizeof(Record) / 16; i += 32 * WARPS) copy16_async(shared_address((uint4*)&to.record + i), (const uint4*)record + i);
+        fetch<HANDS>(to.k[0], ROW, from + K_AT + GROUP(head) * KEY, x_stride, KEY, there, hand);
+        fetch<HANDS>(to.q[0], ROW, from + Q_AT + GROUP(head) * KEY, x_stride, KEY, there, hand);
+        fetch<HANDS>(to.v[0], V_ROW, from + V_AT + head * VALUE + first, x_stride, COLUMNS, there, hand);
+        for (u32 i = hand; i < sizeof(Record) / 16; i += HANDS) copy16_async(shared_address((uint4*)&to.record + i), (const uint4*)record + i);
         commit_copies();
     };
-    issue(0);
+    if (copies) issue(0);
     float* const matrix = carry + (u64)fed.seat * carry_stride + (u64)head * KEY * VALUE + first + own + lane / 4;
     // A sequence's first token finds zeros, whatever the seat carried.
     const bool begins = fed.length == fed.count;
@@ -169,20 +175,17 @@ scan_chunks(const u16* x, const Record* records, const void* skip, float* carry,
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) s[i][e] = begins ? 0.0f : matrix[(u64)(8 * i + lane % 4 * 2 + e % 2) * VALUE + e / 2 * 8];
+        for (int e = 0; e < 4; e++) s[i][e] = begins || !computes ? 0.0f : matrix[(u64)(8 * i + lane % 4 * 2 + e % 2) * VALUE + e / 2 * 8];
     u16* const to = y + (u64)fed.start * y_stride + head * VALUE + first + own;
 #pragma unroll 1
     for (u32 done = 0; done < fed.count; done += CHUNK) {
-        if (done + CHUNK < fed.count) {
-            issue(done + CHUNK);
-            wait_copies<1>();
-        } else {
-            wait_copies<0>();
-        }
+        if (copies) wait_copies<0>();
+        // Also: the chunk before has been read.
         __syncthreads();
-        chunk(s, stages[done / CHUNK % 2], to + (u64)done * y_stride, y_stride, fed.count - done, through, own, lane);
-        __syncthreads();
+        if (copies && done + CHUNK < fed.count) issue(done + CHUNK);
+        if (computes) chunk(s, stages[done / CHUNK % 2], to + (u64)done * y_stride, y_stride, fed.count - done, through, begins && done == 0, own, lane);
     }
+    if (!computes) return;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll
