@@ -6,14 +6,17 @@
 // that sums become the first operand of the next product in the registers where they are, and warps need nothing of each other.
 // Operands are rounded to bf16, sums are fp32. Keys and queries are used as they are in x: lengths are in factors.
 // A block has WARPS times 16 columns, and COPIERS warps that copy what the others need next; with none of these they copy
-// themselves. VALUE, SKIP, V_AT and the rest as in scan.cu; x and y are bf16, ST is the type of skip.
+// themselves. APART: as many warps beside them copy and compute the results of the chunk before, which shortens what tokens wait for
+// from chunk to chunk. VALUE, SKIP, V_AT and the rest as in scan.cu; x and y are bf16, ST is the type of skip.
 #include "scan_chunks.cuh"
 
 #define COLUMNS (16 * WARPS)
 #define V_ROW (COLUMNS + 8)
 #define TILES (KEY / 8)
-#define THREADS (32 * (WARPS + COPIERS))
-#define HANDS (32 * (COPIERS ? COPIERS : WARPS))
+// Threads that copy, the last ones of a block; chunks in shared memory.
+#define HANDS (32 * (APART ? WARPS : COPIERS ? COPIERS : WARPS))
+#define THREADS (32 * WARPS + (APART || COPIERS ? HANDS : 0))
+#define STAGES (APART ? 3 : 2)
 
 struct Stage {
     u16 q[CHUNK][ROW], k[CHUNK][ROW], v[CHUNK][V_ROW];
@@ -70,10 +73,69 @@ DEVICE void values(float (&a)[4], float (&b)[4], const Stage& stage, int pair, u
     b[0] = low_half<BF16>(v[2]), b[1] = high_half<BF16>(v[2]), b[2] = low_half<BF16>(v[3]), b[3] = high_half<BF16>(v[3]);
 }
 
-// A chunk: its results, and the matrix after it. The one before it may be zero.
-DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride, u32 there, float through, bool zero, u32 own, u32 lane) {
+// The matrix before a chunk and what the chunk's tokens add, as operands.
+struct Handed {
+    uint4 matrix[KEY / 16][32], change[CHUNK / 16][32];
+};
+
+// Products of a chunk's queries with 16 rows of the matrix.
+DEVICE void ask(Sums& result, const u32 (&of)[4], const Stage& stage, int c, u32 lane) {
+#pragma unroll
+    for (int p = 0; p < CHUNK / 16; p++) {
+        u32 b[4];
+        load_matrices(b, quad<false>(stage.q[0], ROW, 16 * p, 16 * c, lane));
+        multiply(result[2 * p], of, b[0], b[1]);
+        multiply(result[2 * p + 1], of, b[2], b[3]);
+    }
+}
+
+// A chunk's results, from products of its queries with the matrix and what its tokens add.
+DEVICE void finish(Sums& result, const Operand& change, const Stage& stage, u16* y, u32 y_stride, u32 there, float through, u32 own, u32 lane) {
+    weigh(result, stage.record.query, lane);
+    triangular(result, change, stage.record.mix, lane);
+    if (SKIP) {
+#pragma unroll
+        for (int p = 0; p < CHUNK / 16; p++) {
+            float v[2][4];
+            values(v[0], v[1], stage, p, own, lane);
+#pragma unroll
+            for (int e = 0; e < 8; e++) result[2 * p + e / 4][e % 4] = fmaf(through, v[e / 4][e % 4], result[2 * p + e / 4][e % 4]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK / 8; i++) {
+        const u32 low = transpose_8x8(pack_bf16(result[i][0], result[i][1])), high = transpose_8x8(pack_bf16(result[i][2], result[i][3]));
+        const u32 t = 8 * i + lane / 4;
+        u32* const to = (u32*)(y + (u64)t * y_stride + lane % 4 * 2);
+        if (t < there) to[0] = low, to[4] = high;
+    }
+}
+
+// Results by a warp beside the one that has the matrix.
+DEVICE void results(const Stage& stage, const Handed& from, u16* y, u32 y_stride, u32 there, float through, bool zero, u32 own, u32 lane) {
+    Sums result;
+    clear(result);
+    if (!zero) {
+#pragma unroll
+        for (int c = 0; c < KEY / 16; c++) {
+            const uint4 m = from.matrix[c][lane];
+            const u32 of[4] = {m.x, m.y, m.z, m.w};
+            ask(result, of, stage, c, lane);
+        }
+    }
+    Operand change;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 16; i++) {
+        const uint4 m = from.change[i][lane];
+        change[i][0] = m.x, change[i][1] = m.y, change[i][2] = m.z, change[i][3] = m.w;
+    }
+    finish(result, change, stage, y, y_stride, there, through, own, lane);
+}
+
+// A chunk: the matrix after it, and its results, or what makes them. The matrix before it may be zero.
+DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, Handed* to, u16* y, u32 y_stride, u32 there, float through, bool zero, u32 own, u32 lane) {
     const Record& record = stage.record;
-    Sums known, result;
+    Sums known, result, change;
     clear(known);
     clear(result);
     if (!zero) {
@@ -81,29 +143,19 @@ DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride
         for (int c = 0; c < KEY / 16; c++) {
             u32 of[4], b[4];
             pack(of, s[2 * c], s[2 * c + 1]);
+            if (APART) to->matrix[c][lane] = make_uint4(of[0], of[1], of[2], of[3]);
 #pragma unroll
             for (int p = 0; p < CHUNK / 16; p++) {
-                if (DELTA) {
-                    load_matrices(b, quad<false>(stage.k[0], ROW, 16 * p, 16 * c, lane));
-                    multiply(known[2 * p], of, b[0], b[1]);
-                    multiply(known[2 * p + 1], of, b[2], b[3]);
-                }
-                load_matrices(b, quad<false>(stage.q[0], ROW, 16 * p, 16 * c, lane));
-                multiply(result[2 * p], of, b[0], b[1]);
-                multiply(result[2 * p + 1], of, b[2], b[3]);
+                if (!DELTA) continue;
+                load_matrices(b, quad<false>(stage.k[0], ROW, 16 * p, 16 * c, lane));
+                multiply(known[2 * p], of, b[0], b[1]);
+                multiply(known[2 * p + 1], of, b[2], b[3]);
             }
+            if (!APART) ask(result, of, stage, c, lane);
         }
     }
-    weigh(result, record.query, lane);
-    Sums change;
 #pragma unroll
     for (int p = 0; p < CHUNK / 16; p++) values(change[2 * p], change[2 * p + 1], stage, p, own, lane);
-    if (SKIP) {
-#pragma unroll
-        for (int i = 0; i < CHUNK / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) result[i][e] = fmaf(through, change[i][e], result[i][e]);
-    }
     weigh(change, record.value, lane);
     Operand of;
 #if DELTA
@@ -117,7 +169,12 @@ DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride
     triangular(change, of, record.inverse, lane);
 #endif
     pack(of, change);
-    triangular(result, of, record.mix, lane);
+    if (APART) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; i++) to->change[i][lane] = make_uint4(of[i][0], of[i][1], of[i][2], of[i][3]);
+    } else {
+        finish(result, of, stage, y, y_stride, there, through, own, lane);
+    }
     weigh(change, record.late, lane);
     pack(of, change);
     const float whole = record.whole[0];
@@ -135,30 +192,24 @@ DEVICE void chunk(float (&s)[TILES][4], const Stage& stage, u16* y, u32 y_stride
             multiply(s[2 * p + 1], of[t], b[2], b[3]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < CHUNK / 8; i++) {
-        const u32 low = transpose_8x8(pack_bf16(result[i][0], result[i][1])), high = transpose_8x8(pack_bf16(result[i][2], result[i][3]));
-        const u32 t = 8 * i + lane / 4;
-        u32* const to = (u32*)(y + (u64)t * y_stride + lane % 4 * 2);
-        if (t < there) to[0] = low, to[4] = high;
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 scan_chunks(const u16* x, const Record* records, const void* skip, float* carry, u16* y, const u32* row_seat, const u32* q_start,
             const u32* kv_len, const u32* row_replay, u32 seats, u32 context, u32 x_stride, u32 carry_stride, u32 y_stride) {
     extern __shared__ __align__(16) Stage stages[];
-    const u32 head = blockIdx.y, row = blockIdx.z, thread = threadIdx.x, lane = thread % 32, own = thread / 32 * 16;
+    const u32 head = blockIdx.y, row = blockIdx.z, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp % WARPS * 16;
     const u32 first = blockIdx.x * COLUMNS;
-    const bool copies = COPIERS == 0 || thread >= 32 * WARPS, computes = thread < 32 * WARPS;
+    const bool copies = HANDS == THREADS || warp >= WARPS, computes = warp < WARPS;
     const float through = SKIP ? load1<ST>(skip, head) : 0.0f;
     let_successor_start();
     wait_for_predecessor();
     Fed fed;
     if (!fed.load(row_seat, q_start, kv_len, row_replay, row, seats, context)) return;
+    Handed* const handed = (Handed*)(stages + STAGES);
     const auto issue = [&](u32 done) {
-        Stage& to = stages[done / CHUNK % 2];
-        const u32 hand = COPIERS ? thread - 32 * WARPS : thread, there = min(fed.count - done, (u32)CHUNK);
+        Stage& to = stages[done / CHUNK % STAGES];
+        const u32 hand = thread - (THREADS - HANDS), there = min(fed.count - done, (u32)CHUNK);
         const u16* const from = x + (u64)(fed.start + done) * x_stride;
         const Record* const record = records + (u64)(Fed::slot(fed.start, row) + done / CHUNK) * HEADS + head;
         fetch<HANDS>(to.k[0], ROW, from + K_AT + GROUP(head) * KEY, x_stride, KEY, there, hand);
@@ -177,13 +228,24 @@ scan_chunks(const u16* x, const Record* records, const void* skip, float* carry,
 #pragma unroll
         for (int e = 0; e < 4; e++) s[i][e] = begins || !computes ? 0.0f : matrix[(u64)(8 * i + lane % 4 * 2 + e % 2) * VALUE + e / 2 * 8];
     u16* const to = y + (u64)fed.start * y_stride + head * VALUE + first + own;
+    const auto handed_by = [&](u32 done) { return handed + done / CHUNK % 2 * WARPS + warp % WARPS; };
 #pragma unroll 1
     for (u32 done = 0; done < fed.count; done += CHUNK) {
         if (copies) wait_copies<0>();
         // Also: the chunk before has been read.
         __syncthreads();
         if (copies && done + CHUNK < fed.count) issue(done + CHUNK);
-        if (computes) chunk(s, stages[done / CHUNK % 2], to + (u64)done * y_stride, y_stride, fed.count - done, through, begins && done == 0, own, lane);
+        if (computes) {
+            chunk(s, stages[done / CHUNK % STAGES], handed_by(done), to + (u64)done * y_stride, y_stride, fed.count - done, through, begins && done == 0, own, lane);
+        } else if (APART && done > 0) {
+            const u32 of = done - CHUNK;
+            results(stages[of / CHUNK % STAGES], *handed_by(of), to + (u64)of * y_stride, y_stride, CHUNK, through, begins && of == 0, own, lane);
+        }
+    }
+    if (APART) {
+        __syncthreads();
+        const u32 of = (fed.count - 1) / CHUNK * CHUNK;
+        if (!computes) results(stages[of / CHUNK % STAGES], *handed_by(of), to + (u64)of * y_stride, y_stride, fed.count - of, through, begins && of == 0, own, lane);
     }
     if (!computes) return;
 #pragma unroll

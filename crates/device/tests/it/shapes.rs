@@ -416,7 +416,13 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     }
     ops.extend(latent::ops(act, state, (rows, tokens, single), (scratch, live), &mut tensor));
     for state in [state, several] {
-        ops.extend(recurrent::ops(act, state, (rows, tokens, single, 1), (scratch, live), &mut tensor));
+        ops.extend(recurrent::ops(
+            act,
+            state,
+            (rows, tokens, single, 1),
+            (scratch, live),
+            &mut tensor,
+        ));
     }
     if rows.is_multiple_of(q_len) {
         let size = (rows / q_len, rows, false, q_len);

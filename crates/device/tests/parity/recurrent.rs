@@ -329,7 +329,8 @@ fn far(want: &[f32], got: &[f32], cols: usize, most: f64) -> Option<String> {
     parts.into_iter().find_map(|(at, (want, got))| {
         let error: Vec<f32> = want.iter().zip(got).map(|(want, got)| want - got).collect();
         let close = norm(&error) <= most * norm(want) || want.iter().chain(got).all(|v| v.is_nan());
-        (!close).then(|| format!("part {at} differs by {:.1e} of its norm", norm(&error) / norm(want)))
+        (!close)
+            .then(|| format!("part {at} differs by {:.1e} of its norm", norm(&error) / norm(want)))
     })
 }
 
@@ -347,7 +348,8 @@ fn matrices_that_are_carried_by_chunks() {
         let drafts = rng.pick(&[0, 0, 2]);
         let before = |row: &Row| row.kv_len - row.q_len;
         let replay = rows.iter().map(|row| rng.below(drafts.min(before(row)) + 1)).collect();
-        let bucket_tokens = rows.iter().map(|row| row.q_len).sum::<usize>().max(128) + rng.below(20);
+        let bucket_tokens =
+            rows.iter().map(|row| row.q_len).sum::<usize>().max(128) + rng.below(20);
         let seats = (0..rows.len()).map(|r| SEATS - 1 - r).collect();
         let bucket_rows = rows.len() + rng.below(3);
         let (single, q_len) = (false, 1);
@@ -358,7 +360,8 @@ fn matrices_that_are_carried_by_chunks() {
         let heads = Heads { heads, groups, turns, key, value, delta, x: DType::BF16 };
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
-            let x = rows.values(layout, rng, heads.x, heads.cols(), 8 * rng.below(2));
+            let gap = 8 * rng.below(2);
+            let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
             let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
             let (states, log) = (heads.states(), (places, heads.log()));
             let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);

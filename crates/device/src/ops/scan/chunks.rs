@@ -10,7 +10,7 @@ use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::Scan;
 use crate::ops::{Named, require};
 use crate::variant::Pick;
-use crate::{DType, Result, Span};
+use crate::{DType, Error, Result, Span};
 
 /// Tokens of a step from which on chunks are expected to be faster; `u32::MAX` leaves all to `scan.cu`.
 const FEWEST_TOKENS: u32 = 128;
@@ -23,11 +23,27 @@ const BLOCKS: u32 = 10;
 const BLOCK_BYTES: u32 = 512;
 /// Most elements of a key: a warp has 16 columns of the matrix in registers.
 const MOST_KEY: u32 = 128;
-/// Columns of a warp, and warps that copy what the others need next.
+/// Columns of a warp.
 const COLUMNS: u32 = 16;
-const COPIERS: u32 = 1;
 /// Threads that prepare a chunk.
 const PREPARERS: u32 = 128;
+
+/// What the warps of a block do.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    /// Have columns of the matrix.
+    warps: u32,
+    /// Copy what the others need next.
+    copiers: u32,
+    /// As many as have columns copy and compute results, a chunk later.
+    apart: bool,
+}
+
+impl Form {
+    fn threads(self) -> u32 {
+        32 * (self.warps * (1 + u32::from(self.apart)) + self.copiers)
+    }
+}
 
 impl Scan {
     /// Whether rows of many tokens are taken by chunks.
@@ -53,14 +69,19 @@ impl Scan {
         let shape = self.key.is_multiple_of(16) && self.key <= MOST_KEY;
         let shape = shape && self.value.is_multiple_of(2 * COLUMNS);
         let long = !self.single && self.q_len == 1;
-        let fits = self.chunk_shared(self.chunk_warps(target)) <= target.shared_per_block;
-        halves && shape && long && fits && target.capability.0 >= 8
+        halves && shape && long && self.form(target).is_some() && target.capability.0 >= 8
     }
 
-    /// Warps of a block that multiply: fewer, where blocks of four are too few.
-    fn chunk_warps(&self, target: &Target) -> u32 {
-        let blocks = self.rows * self.heads * (self.value / (4 * COLUMNS));
-        if self.value.is_multiple_of(4 * COLUMNS) && blocks >= target.sms { 4 } else { 2 }
+    /// Where blocks of four warps are too few, a chunk should take as little time as it can; else many should run at once.
+    fn form(&self, target: &Target) -> Option<Form> {
+        let form = |warps, copiers, apart| Form { warps, copiers, apart };
+        let few = self.rows * self.heads * (self.value / (4 * COLUMNS)) < target.sms;
+        let (wide, narrow) = (form(4, 1, false), form(2, 1, false));
+        let order = if few { [form(2, 0, true), narrow] } else { [wide, narrow] };
+        order.into_iter().find(|form| {
+            self.value.is_multiple_of(form.warps * COLUMNS)
+                && self.chunk_shared(*form) <= target.shared_per_block
+        })
     }
 
     /// Bytes of what is prepared for a chunk and a head.
@@ -69,10 +90,13 @@ impl Scan {
         products * BLOCKS * BLOCK_BYTES + 4 * CHUNK * 4 + 16
     }
 
-    /// Bytes of two chunks in shared memory: queries, keys and values in padded rows, and what is prepared.
-    fn chunk_shared(&self, warps: u32) -> u32 {
-        let row = 2 * (self.key + 8) + COLUMNS * warps + 8;
-        2 * (CHUNK * row * 2 + self.record_bytes())
+    /// Bytes of chunks in shared memory: queries, keys and values in padded rows, and what is prepared. If results are made apart,
+    /// operands that are handed on, twice.
+    fn chunk_shared(&self, form: Form) -> u32 {
+        let row = 2 * (self.key + 8) + COLUMNS * form.warps + 8;
+        let stage = CHUNK * row * 2 + self.record_bytes();
+        let handed = form.warps * (self.key + CHUNK) / 16 * BLOCK_BYTES;
+        if form.apart { 3 * stage + 2 * handed } else { 2 * stage }
     }
 
     /// Places for chunks: rows are numbered in order and begin a chunk each.
@@ -134,20 +158,24 @@ impl Scan {
             .arg(Arg::F32(least))
             .arg(Arg::F32(LENGTH_EPS));
         let skip = self.skip.as_ref();
-        let warps = self.chunk_warps(target);
+        let form = self.form(target).ok_or_else(|| Error::Contract {
+            op: Self::NAME.into(),
+            problem: "no block has room for chunks".into(),
+        })?;
         let chunks = self
             .chunk_kernel(target, "scan_chunks")
             .defines(&[
                 ("VALUE", self.value),
                 ("V_AT", self.columns(0).value as u32),
-                ("WARPS", warps),
-                ("COPIERS", COPIERS),
+                ("WARPS", form.warps),
+                ("COPIERS", form.copiers),
+                ("APART", u32::from(form.apart)),
                 ("SKIP", u32::from(skip.is_some())),
                 ("ST", skip.map_or(Ok(0), |skip| code(skip.dtype, Self::NAME))?),
             ])
-            .grid(self.value / (COLUMNS * warps), self.heads, self.rows)
-            .threads(32 * (warps + COPIERS))
-            .shared(self.chunk_shared(warps))
+            .grid(self.value / (COLUMNS * form.warps), self.heads, self.rows)
+            .threads(form.threads())
+            .shared(self.chunk_shared(form))
             .tensors(&[&self.x])
             .optional(records)
             .optional(skip.map(|skip| skip.span))
