@@ -5,6 +5,7 @@ pub use crate::ops::attention::variant::{AttentionKernel, AttentionVariant};
 pub use crate::ops::experts::variant::ExpertsVariant;
 pub use crate::ops::linear::variant::{LinearVariant, WgmmaShape};
 pub use crate::ops::route::variant::RouteVariant;
+pub use crate::ops::scan::variant::ScanVariant;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -81,6 +82,8 @@ pub enum Variant {
     Route(RouteVariant),
     /// Of experts.
     Experts(ExpertsVariant),
+    /// Of a scan.
+    Scan(ScanVariant),
     /// Of layers: all of them as one kernel.
     OneNode,
 }
@@ -105,6 +108,8 @@ own! {
     route: Route(RouteVariant);
     /// That of experts.
     experts: Experts(ExpertsVariant);
+    /// A scan's.
+    scan: Scan(ScanVariant);
 }
 
 impl fmt::Display for Variant {
@@ -114,6 +119,7 @@ impl fmt::Display for Variant {
             Variant::Attention(variant) => variant.fmt(f),
             Variant::Route(variant) => variant.fmt(f),
             Variant::Experts(variant) => variant.fmt(f),
+            Variant::Scan(variant) => variant.fmt(f),
             Variant::OneNode => f.write_str("one"),
         }
     }
@@ -196,9 +202,13 @@ mod tests {
         for text in ["ref", "tokens=16,shares=8"] {
             assert_eq!(text.parse::<RouteVariant>().unwrap().to_string(), text);
         }
+        for text in ["tokens", "chunks"] {
+            assert_eq!(text.parse::<ScanVariant>().unwrap().to_string(), text);
+        }
         for text in ["", "tile", "ref,tile=8", "rows=3"] {
             assert!(text.parse::<ExpertsVariant>().is_err(), "{text}");
             assert!(text.parse::<RouteVariant>().is_err(), "{text}");
+            assert!(text.parse::<ScanVariant>().is_err(), "{text}");
         }
         for text in ["wgmma,wide", "wgmma,tall=3", "wgmma,wide=64,wide=64", "tiles,x=1", "mma", ""]
         {

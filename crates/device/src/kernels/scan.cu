@@ -9,6 +9,7 @@
 // of all heads from CHANGES_AT on, g of all heads from DECAYS_AT on; position p is entry p mod LOGGED. VERIFY: the tokens of a row
 // but the first are drafts. The matrix stays as it is after the first, drafts are logged, and accepted ones are taken from there
 // before the seat's next tokens, with the same roundings. Entries that some block reads are not written in the same launch.
+// LONG: rows of so many tokens without such drafts are left to scan_chunks.cu.
 #include "prelude.cuh"
 
 #define PADDED ((KEY + 15) / 16 * 16)
@@ -79,6 +80,10 @@ scan(const void* x, const void* gates, const void* a, const void* dt, const void
     const u32 count = SINGLE ? 1 : q_start[row + 1] - start, length = kv_len[row];
     // Pad rows have no seat of their own, and must not change what seats carry.
     if (seat >= seats || count == 0 || length == 0 || length < count || length > context) return;
+    const u32 before = length - count, again = replayed(row_replay, row, before);
+#if LONG
+    if (count >= LONG && again == 0) return;
+#endif
     float* const matrix = carry + (u64)seat * carry_stride + (u64)head * KEY * VALUE + column;
     float s[PER];
 #pragma unroll
@@ -87,7 +92,6 @@ scan(const void* x, const void* gates, const void* a, const void* dt, const void
         // A sequence's first token finds zeros, whatever the seat carried.
         s[i] = length > count && k < KEY ? matrix[(u64)k * VALUE] : 0.0f;
     }
-    const u32 before = length - count, again = replayed(row_replay, row, before);
     float* const log = carry + (u64)seat * carry_stride + (u64)HEADS * KEY * VALUE;
     const u32 changes = CHANGES_AT + head * VALUE + first;
     for (u32 done = 0; done < again; done += TILE) {

@@ -11,27 +11,33 @@
 //! `skip·v` is added to y.
 //!
 //! Keys and queries belong to groups of heads: of consecutive ones, or of every `groups`-th. Tokens of a row are taken in
-//! order, whatever steps they come in, and nothing depends on the rows beside it: the same tokens give the same bits in
-//! chunks of any size. A sequence's first token finds zeros. Rows without tokens and pad rows change nothing.
+//! order, whatever steps they come in, and nothing depends on the rows beside it: with [`Pick::Fixed`] the same tokens give
+//! the same bits in chunks of any size. A sequence's first token finds zeros. Rows without tokens and pad rows change nothing.
 //!
 //! A step that verifies drafts leaves the matrix as it is after the row's first token, which is no draft, and writes of each
 //! draft k, d and g into the seat's log, behind the matrices: keys of all groups, changes of all heads, decays of all heads,
 //! at place p mod `logged` for position p. The next step of the seat, of whatever kind, takes the accepted ones from there
 //! (`row_replay`, the last before its own tokens) before it goes on: `S ← g·S + k ⊗ d`, in the order and with the roundings of
 //! the step that made them. The log has places for the drafts of both steps, so that no place is read and written in one.
+//!
+//! On a GPU rows of many tokens in bf16 run by chunks on matrix units, unless [`Pick::Fixed`]: then bits depend on how they are cut.
 
+mod chunks;
 mod cuda;
 mod fast;
+pub(crate) mod variant;
 
 use super::{
     Access, Bindable, Contract, Division, Named, SpanVisitor, StepSize, Traffic, require,
-    require_carry, require_division, require_matrices, require_vector,
+    require_carry, require_division, require_matrices, require_scratch, require_vector,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::{Fed, Tables};
 use crate::cpu::view::Matrix;
+use crate::cuda::launch::Target;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
-use crate::{DType, Result, StepState};
+use crate::variant::{Pick, ScanVariant, Variant};
+use crate::{DType, Result, Span, StepState};
 use serde::{Deserialize, Serialize};
 
 /// Added to the square of the length of queries and keys.
@@ -98,6 +104,12 @@ pub struct Scan<O: Operands = Bound> {
     /// Tokens of each row of a decode step: more than one verify drafts.
     #[serde(skip_serializing_if = "unset")]
     pub q_len: O::Late<u32>,
+    /// What is prepared for chunks; devices say how much they need.
+    #[serde(skip_serializing_if = "unset")]
+    pub scratch: O::Late<Option<Span>>,
+    /// Which kernel.
+    #[serde(skip_serializing_if = "unset")]
+    pub pick: O::Late<Pick<ScanVariant>>,
 }
 
 impl<O: Operands> Bindable for Scan<O> {
@@ -137,6 +149,8 @@ impl<O: Operands> Bindable for Scan<O> {
             rows: size.rows,
             single: size.single,
             q_len: size.q_len,
+            scratch: None,
+            pick: Pick::Best,
         })
     }
 }
@@ -144,6 +158,7 @@ impl<O: Operands> Bindable for Scan<O> {
 impl Contract for Scan {
     fn check(&self) -> Result<()> {
         self.state.check()?;
+        require_scratch(self.scratch, Self::NAME)?;
         let Scan { x, gates, heads, groups, key, value, y, .. } = self;
         require_matrices(&[(x, "x"), (gates, "gates"), (y, "y")], Self::NAME)?;
         let whole = *heads > 0 && *groups > 0 && heads.is_multiple_of(*groups);
@@ -195,7 +210,8 @@ impl Contract for Scan {
             Rule::Delta => "delta",
             Rule::StateSpace { .. } => "state space",
         };
-        format!("scan {rule} {kind} {rows} rows, {heads} heads {key}×{value}")
+        let pick = self.pick.suffix();
+        format!("scan {rule} {kind} {rows} rows, {heads} heads {key}×{value}{pick}")
     }
 
     fn traffic(&self) -> Traffic {
@@ -210,6 +226,22 @@ impl Contract for Scan {
         StepSize::rows(self.rows)
     }
 
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
+    }
+
+    fn scratch_bytes(&self, target: &Target) -> u64 {
+        self.chunk_room(target)
+    }
+
+    fn pick(&self) -> Option<Pick<Variant>> {
+        Some(self.pick.map(Variant::Scan))
+    }
+
+    fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
+        pick.narrow(Variant::scan).map(|pick| self.pick = pick).is_some()
+    }
+
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         for tensor in [&self.x, &self.gates, &self.a, &self.dt] {
             visit(tensor.span, Access::Read);
@@ -219,6 +251,9 @@ impl Contract for Scan {
         }
         super::visit_step_tables(&self.state, visit);
         self.state.row_replay.iter().for_each(|table| visit(table.span, Access::Read));
+        if let Some(scratch) = self.scratch {
+            visit(scratch, Access::Write);
+        }
         visit(self.carry.span, Access::Update);
         visit(self.y.span, Access::Write);
     }

@@ -6,6 +6,7 @@ use device::cuda::launch::{Arg, Launch, Lowered, Target};
 use device::cuda::lower::{SEMAPHORE_BYTES, lower};
 use device::cuda::source;
 use device::op::{Attention, KvLayer, Linear};
+use device::variant::Pick;
 use device::{DType, Op};
 
 fn targets() -> [Target; 2] {
@@ -286,4 +287,37 @@ fn blocks_are_read_by_few_rows_and_widened_for_many() {
             assert!(to.offset >= scratch.offset + SEMAPHORE_BYTES, "{rows} rows of {dtype:?}");
         }
     }
+}
+
+/// Prompts of recurrent layers in bf16 run by chunks behind the semaphores of scratch, where a kernel has such shapes; decode steps,
+/// drafts and fixed kernels token by token.
+#[test]
+fn prompts_in_bf16_are_scanned_by_chunks() {
+    let target = Target::h200();
+    let model = shapes::MODELS.iter().find(|model| model.weights == DType::BF16).expect("a model");
+    let mut seen = Vec::new();
+    for (rows, tokens, single) in shapes::BUCKETS {
+        let ops = shapes::ops(model, rows, tokens, single);
+        for op in ops.into_iter().filter(|op| matches!(op, Op::Scan(_))) {
+            let names = |op: &Op| -> Vec<String> {
+                let launches = lower(op, &target).expect("a lowering").into_iter();
+                let launches = launches.map(|lowered| match lowered {
+                    Lowered::Launch(launch) => launch,
+                    other => panic!("{other:?}"),
+                });
+                launches.map(|launch| launch.kernel.entry).collect()
+            };
+            let Op::Scan(scan) = &op else { unreachable!() };
+            let long = !single && scan.q_len == 1 && tokens >= 128;
+            let chunks = long && scan.key <= 128 && scan.value >= 32;
+            let expected: &[&str] =
+                if chunks { &["scan_prepare", "scan_chunks", "scan"] } else { &["scan"] };
+            assert_eq!(names(&op), expected, "{}", op.describe());
+            let mut fixed = op.clone();
+            assert!(fixed.set_pick(Pick::Fixed));
+            assert_eq!(names(&fixed), ["scan"], "{}", op.describe());
+            seen.push(chunks);
+        }
+    }
+    assert!(seen.contains(&true) && seen.contains(&false));
 }

@@ -416,11 +416,17 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     }
     ops.extend(latent::ops(act, state, (rows, tokens, single), (scratch, live), &mut tensor));
     for state in [state, several] {
-        ops.extend(recurrent::ops(act, state, (rows, tokens, single, 1), live, &mut tensor));
+        ops.extend(recurrent::ops(
+            act,
+            state,
+            (rows, tokens, single, 1),
+            (scratch, live),
+            &mut tensor,
+        ));
     }
     if rows.is_multiple_of(q_len) {
         let size = (rows / q_len, rows, false, q_len);
-        ops.extend(recurrent::ops(act, several, size, live, &mut tensor));
+        ops.extend(recurrent::ops(act, several, size, (scratch, live), &mut tensor));
     }
     // Linears that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));

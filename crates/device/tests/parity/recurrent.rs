@@ -6,6 +6,7 @@ use crate::attention::Row;
 use crate::support::*;
 use device::op::{Conv, Fused, FusedKernel, Gate, Gated, GatedNorm, LinearChain, Norm, Rule, Scan};
 use device::step::count;
+use device::variant::Pick;
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
 /// Which rows a step has, and of which seats.
@@ -285,6 +286,8 @@ impl Heads {
             rows,
             single,
             q_len: 1,
+            scratch: None,
+            pick: Pick::Fixed,
         }
     }
 }
@@ -314,6 +317,75 @@ fn matrices_that_are_carried() {
             // Values are up to a few hundred times as large as what rounding of sums leaves.
             assert_close(&what, heads.x, 16.0, &want[0], &got[0]);
             assert_close(&what, DType::F32, 16.0, &want[1], &got[1]);
+        });
+    }
+}
+
+/// The first part of `cols` elements whose error is more than `most` of its norm, or that is NaN where the reference is not.
+fn far(want: &[f32], got: &[f32], cols: usize, most: f64) -> Option<String> {
+    let norm = |part: &[f32]| part.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    assert_eq!(want.len(), got.len());
+    let parts = want.chunks(cols).zip(got.chunks(cols)).enumerate();
+    parts.into_iter().find_map(|(at, (want, got))| {
+        let error: Vec<f32> = want.iter().zip(got).map(|(want, got)| want - got).collect();
+        let close = norm(&error) <= most * norm(want) || want.iter().chain(got).all(|v| v.is_nan());
+        (!close)
+            .then(|| format!("part {at} differs by {:.1e} of its norm", norm(&error) / norm(want)))
+    })
+}
+
+/// Rows of many tokens in bf16, which a GPU takes by chunks with operands of products in bf16; beside them rows of few tokens, and
+/// such that take drafts from the log.
+#[test]
+fn matrices_that_are_carried_by_chunks() {
+    for seed in 0..8 {
+        let rng = &mut Rng::new(4500 + seed);
+        let row = |rng: &mut Rng| {
+            let q_len = rng.pick(&[1, 16, 17, 40, 64, 65, 100]);
+            Row { q_len, kv_len: q_len + rng.pick(&[0, 1, 20]) }
+        };
+        let rows: Vec<Row> = (0..3 + rng.below(3)).map(|_| row(rng)).collect();
+        let drafts = rng.pick(&[0, 0, 2]);
+        let before = |row: &Row| row.kv_len - row.q_len;
+        let replay = rows.iter().map(|row| rng.below(drafts.min(before(row)) + 1)).collect();
+        let bucket_tokens =
+            rows.iter().map(|row| row.q_len).sum::<usize>().max(128) + rng.below(20);
+        let seats = (0..rows.len()).map(|r| SEATS - 1 - r).collect();
+        let bucket_rows = rows.len() + rng.below(3);
+        let (single, q_len) = (false, 1);
+        let rows = Rows { rows, seats, bucket_rows, bucket_tokens, single, drafts, q_len, replay };
+        let groups = 1 + rng.below(2);
+        let (key, value) = (rng.pick(&[16, 48, 128]), rng.pick(&[32, 64]));
+        let (heads, turns, delta) = (groups * (1 + rng.below(3)), rng.below(3) == 0, seed % 2 == 0);
+        let heads = Heads { heads, groups, turns, key, value, delta, x: DType::BF16 };
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let gap = 8 * rng.below(2);
+            let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
+            let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
+            let (states, log) = (heads.states(), (places, heads.log()));
+            let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);
+            let op = heads.scan(layout, rng, x, carry);
+            let (state, bucket) = (rows.tables(layout), rows.bucket_rows as u32);
+            let op = Scan { state, rows: bucket, pick: Pick::Best, ..op };
+            let outs = vec![live_part(&op.y, rows.live()), carry.span];
+            (vec![Op::from(op)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("seed {seed}: {rows:?}, {heads:?} on {device}");
+            let [y, states] = [0, 1].map(|at| {
+                let dtype = if at == 0 { heads.x } else { DType::F32 };
+                [want, got].map(|outs| decode(dtype, &outs[at]))
+            });
+            assert_eq!(far(&y[0], &y[1], value, 2e-2), None, "{what}");
+            let seat = states[0].len() / SEATS;
+            for (want, got) in states[0].chunks(seat).zip(states[1].chunks(seat)) {
+                let (want, log) = want.split_at(heads.states());
+                let (got, same) = got.split_at(heads.states());
+                assert_eq!(far(want, got, key * value, 1e-2), None, "{what}");
+                let bits = |log: &[f32]| log.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(log), bits(same), "{what}");
+            }
         });
     }
 }

@@ -1,5 +1,7 @@
-//! `kernels/scan.cu`: a block has columns of one head's matrix of one row in registers and takes the row's tokens in order.
+//! `kernels/scan.cu`: a block has columns of one head's matrix of one row in registers and takes the row's tokens in order. Rows of
+//! many tokens may run by chunks before it (`chunks.rs`).
 
+use super::chunks::LONG;
 use super::{LENGTH_EPS, Rule};
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
@@ -12,6 +14,16 @@ const COLUMNS: u32 = 8;
 
 impl Scan {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        self.check_variant(target)?;
+        let mut launches = Vec::new();
+        if self.by_chunks(target) {
+            launches.extend(self.chunk_launches(target)?);
+        }
+        launches.push(self.by_tokens(target)?);
+        Ok(launches)
+    }
+
+    fn by_tokens(&self, target: &Target) -> Result<Lowered> {
         let (s, limits) = (&self.state, &self.state.limits);
         let Scan { heads, groups, turns, key, value, .. } = *self;
         let parts = value / COLUMNS;
@@ -49,6 +61,7 @@ impl Scan {
                 ("LOG_COLS", self.log().cols),
                 ("WARPS", warps),
                 ("TILE", tile),
+                ("LONG", if self.by_chunks(target) { LONG } else { 0 }),
                 ("SKIP", u32::from(skip.is_some())),
                 ("XT", code(self.x.dtype, Self::NAME)?),
                 ("GT", code(self.gates.dtype, Self::NAME)?),
@@ -67,6 +80,6 @@ impl Scan {
             .ints(&[self.x.stride, self.gates.stride, self.carry.stride, self.y.stride])
             .arg(Arg::F32(least))
             .arg(Arg::F32(LENGTH_EPS));
-        Ok(vec![kernel.lowered()])
+        Ok(kernel.lowered())
     }
 }

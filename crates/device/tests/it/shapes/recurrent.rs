@@ -1,6 +1,7 @@
 //! The ops of recurrent layers in the shapes of Qwen3-Next, of Mamba-2 layers and of a small model.
 
 use device::op::{Conv, Fused, FusedKernel, Gate, Gated, GatedNorm, LinearChain, Norm, Rule, Scan};
+use device::variant::Pick;
 use device::{DType, Op, Region, Span, StepState, Tensor};
 
 /// Makes a tensor somewhere.
@@ -11,7 +12,7 @@ pub(crate) fn ops(
     act: DType,
     state: StepState,
     (rows, tokens, single, q_len): (u32, u32, bool, u32),
-    live: Option<Span>,
+    (scratch, live): (Option<Span>, Option<Span>),
     tensor: Make<'_>,
 ) -> Vec<Op> {
     let mut ops = Vec::new();
@@ -63,6 +64,8 @@ pub(crate) fn ops(
             rows,
             single,
             q_len,
+            scratch,
+            pick: Pick::Best,
         }));
         let from = channels;
         let gated = Gated { x: o, z: x, from, gate: Gate::Silu, norm: Some(norm), y: o, live };

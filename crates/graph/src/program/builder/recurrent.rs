@@ -92,6 +92,8 @@ impl ProgramBuilder {
             rows: Unset,
             single: Unset,
             q_len: Unset,
+            scratch: Unset,
+            pick: Unset,
         })
     }
 
