@@ -23,7 +23,11 @@
 #define PASSES (PARTS > 1 ? 2 : 1)
 // Steps of 32 columns in a slice, and how many of them are loaded at once.
 #define STEPS (K / SLICES / 32)
-#define BATCH (STEPS < (GROUPS == 3 ? 4 : 8) ? STEPS : (GROUPS == 3 ? 4 : 8))
+#define BATCH (STEPS < (GROUPS == 3 ? 2 : 8) ? STEPS : (GROUPS == 3 ? 2 : 8))
+// Units that are asked for before their turn.
+#define ASKED 3
+// Adapters whose B is. A wide tile's are too many for L2, and it has the time to wait.
+#define ENTRIES_ASKED (GROUPS == 3 ? 8 : 32)
 #define AT_ONCE (SLICES < 8 ? SLICES : 8)
 
 // Which 16-row blocks of a tile and which eights of tokens a helper has: all helpers of a cluster have as many blocks, at
@@ -39,7 +43,7 @@ __device__ constexpr u32 token_parts() {
 #define EIGHTS ((COLUMNS / 8 + TOKEN_PARTS - 1) / TOKEN_PARTS)
 // Steps of 16 ranks of an adapter, and how many of them a warp loads ahead.
 #define RANK_STEPS (RANK / 16)
-#define DEPTH (GROUPS == 3 ? 2 : BLOCKS == 1 ? 8 : 4)
+#define DEPTH (GROUPS == 3 ? 2 : BLOCKS == 1 ? 8 : BLOCKS == 2 ? 4 : BLOCKS <= 4 ? 2 : 1)
 // Eights of tokens that a stage of the ring holds the sums of, and the stages for all of them.
 #define EIGHTS_EACH (STAGE_BYTES / (OWNERS * 512))
 #define HANDED ((COLUMNS / 8 + EIGHTS_EACH - 1) / EIGHTS_EACH)
@@ -111,6 +115,9 @@ DEVICE void find_adapters(const Adapters& a, u32 tokens, AdaptersInUse& use) {
     helpers_sync();
 }
 
+// Brings contiguous bytes, a multiple of 16, to L2.
+DEVICE void prefetch(const void* from, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory"); }
+
 DEVICE uint4 load16(const u16* from) { return __ldcg((const uint4*)from); }
 
 // Adds up the slices of 16 columns of x · Aᵀ for a group of tokens.
@@ -145,11 +152,20 @@ DEVICE void multiply_by_a(const Adapters& a, const AdaptersInUse& use, u32 helpe
             high[i] = in ? load16(from + 8 * K + i * 32) : make_uint4(0, 0, 0, 0);
         }
     };
+    // A row of a unit for each lane.
+    auto ask = [&](u32 unit) {
+        if (unit >= units || lane >= 16) return;
+        const u32 row = use.group_slot[unit / SLICES / ROW_BLOCKS] * INNER + unit / SLICES % ROW_BLOCKS * 16 + lane;
+        prefetch(a.a + (u64)row * K + unit % SLICES * (K / SLICES), K / SLICES * 2);
+    };
     u32 unit = helper * gridDim.x + blockIdx.x;
     if (unit < units) load(unit, 0);
+    if (BATCH < STEPS) ask(unit);
+    for (int i = 1; i < ASKED; i++) ask(unit + i * stride);
     wait_for_predecessor();
 #pragma unroll 1
     for (; unit < units; unit += stride) {
+        ask(unit + ASKED * stride);
         const u32 slice = unit % SLICES, block = unit / SLICES % ROW_BLOCKS, group = unit / SLICES / ROW_BLOCKS;
         const u32 token = use.group_token[group][g];
         const u16* x = a.x + (u64)token * a.x_stride + slice * STEPS * 32 + j * 8;
@@ -255,6 +271,8 @@ DEVICE void hand_over(u32 to, u32 stage, u32 part, u32 lane_of_rows, const float
 
 // Where a block of 16 rows begins in a tile. With rows that alternate it has every second of 32.
 DEVICE u32 row_of(u32 block) { return ALTERNATE ? block / 2 * 32 + block % 2 : block * 16; }
+// The i-th of those that a helper has.
+DEVICE u32 row_of(u32 first, u32 i) { return ROW_LANES % 2 ? row_of(first + i * ROW_LANES) : row_of(first) + i * ROW_LANES * 16; }
 
 // All that the helpers do. `known` tells the tile's warps that `use` is complete, `room` the helpers that stages are free.
 DEVICE void help(const Adapters& a, AdaptersInUse& use, u32 tokens, u32 known, u32 room, u32 base, u32 full) {
@@ -280,19 +298,28 @@ DEVICE void help(const Adapters& a, AdaptersInUse& use, u32 tokens, u32 known, u
             for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const u32 more = row_of(lane_of_rows + i * ROW_LANES) + h * (ALTERNATE ? 16 : 8);
+                    const u32 more = row_of(lane_of_rows, i) + h * (ALTERNATE ? 16 : 8);
                     to[i][h] = N % WIDE == 0 || row + more < N ? __ldg((const uint2*)(from + more * RANK)) : make_uint2(0, 0);
                 }
         };
 #pragma unroll
         for (int d = 0; d < DEPTH; d++)
             if (d < steps) load(held[d], d);
+        // What the warp will load next is brought to L2 meanwhile, an adapter for each lane.
+        if (lane < ENTRIES_ASKED && DEPTH / RANK_STEPS + lane < steps / RANK_STEPS) {
+            const u16* from = a.b + ((u64)(use.entries[helper][DEPTH / RANK_STEPS + lane] & 0xffffff) * N + rows) * RANK;
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                const u32 first = row_of(lane_of_rows, i) / 16 * 16, count = ALTERNATE ? 32 : 16;
+                if (N % WIDE == 0 || rows + first + count <= N) prefetch(from + first * RANK, count * RANK * 2);
+            }
+        }
         if (fill == 0 && thread == 0) wait_for_sums(a, use.groups * ROW_BLOCKS);
         const u32 first_part = ALTERNATE ? 0 : a.part_of(rows);
         copy_sums(a, use, first_part);
         u32 pass[BLOCKS];
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i++) pass[i] = ALTERNATE ? (lane_of_rows + i * ROW_LANES) % 2 : a.part_of(rows + row_of(lane_of_rows + i * ROW_LANES)) - first_part;
+        for (int i = 0; i < BLOCKS; i++) pass[i] = ALTERNATE ? (lane_of_rows + i * ROW_LANES) % 2 : a.part_of(rows + row_of(lane_of_rows, i)) - first_part;
         float sums[BLOCKS][EIGHTS][4] = {};
 #pragma unroll 1
         for (u32 from = 0; from < steps; from += DEPTH)
