@@ -430,15 +430,15 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             }
         }
         join();
-        // A thread adds up an output; two are a word.
-        if (threadIdx.x < SHARED_BATCH * ROWS * 4) {
-            const u32 g = threadIdx.x / 4, i = threadIdx.x % 4, row = g % ROWS;
+        // A thread adds up an output; two are a word. Whole warps, because lanes exchange them.
+        if (threadIdx.x < (SHARED_BATCH * ROWS * 4 + 31) / 32 * 32) {
+            const u32 g = min(threadIdx.x / 4, (u32)(SHARED_BATCH * ROWS - 1)), i = threadIdx.x % 4, row = g % ROWS;
             float gate = 0.0f, up = 0.0f;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) gate += s.sums[turn][w][g * 8 + 2 * i], up += s.sums[turn][w][g * 8 + 2 * i + 1];
             const float v = __fdividef(gate, 1.0f + __expf(-gate_exponent<ACT>(gate))) * up;
             const u32 pair = pack_bf16(v, __shfl_down_sync(FULL, v, 1));
-            if (g < count * ROWS && i % 2 == 0)
+            if (threadIdx.x < count * ROWS * 4 && i % 2 == 0)
                 send_copies<ACT_WORDS>(exchange + AT_ACT + SHARED_ACT + row * (SHARED / 2) + ((first + g / ROWS) * 4 + i) / 2, pair, tag);
         }
     }

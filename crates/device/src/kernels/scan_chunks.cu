@@ -5,17 +5,16 @@
 // All of it is computed transposed: a warp has 16 columns of the matrix as rows of its sums, in fp32 for all of a row's tokens, so
 // that sums become the first operand of the next product in the registers where they are, and warps need nothing of each other.
 // Operands are rounded to bf16, sums are fp32. Keys and queries are used as they are in x: lengths are in factors.
-// A block has WARPS times 16 columns, and COPIERS warps that copy what the others need next; with none of these they copy
-// themselves. APART: as many warps beside them copy and compute the results of the chunk before, which shortens what tokens wait for
-// from chunk to chunk. VALUE, SKIP, V_AT and the rest as in scan.cu; x and y are bf16, ST is the type of skip.
+// A block has WARPS times 16 columns. APART: as many warps beside them copy and compute the results of the chunk before, which shortens
+// what tokens wait for from chunk to chunk; without, the warps copy themselves. VALUE, SKIP, V_AT and the rest as in scan.cu; x and y are bf16, ST is the type of skip.
 #include "scan_chunks.cuh"
 
 #define COLUMNS (16 * WARPS)
 #define V_ROW (COLUMNS + 8)
 #define TILES (KEY / 8)
-// Threads that copy, the last ones of a block; chunks in shared memory.
-#define HANDS (32 * (APART ? WARPS : COPIERS ? COPIERS : WARPS))
-#define THREADS (32 * WARPS + (APART || COPIERS ? HANDS : 0))
+// Threads that copy, the last ones of a block, and all threads; chunks in shared memory.
+#define HANDS (32 * WARPS)
+#define THREADS (APART ? 2 * HANDS : HANDS)
 #define STAGES (APART ? 3 : 2)
 
 struct Stage {

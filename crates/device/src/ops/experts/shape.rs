@@ -167,7 +167,7 @@ fn choose_fp4(experts: &Experts, each: u32) -> Choice {
     let form = Form::Fp4;
     match each {
         _ if experts.pick == Pick::Fixed => (form, 16, 240, 240),
-        _ if experts.x.rows <= 1 => (form, 8, 192, 96),
+        _ if experts.x.rows <= 1 => (form, 8, 192, 192),
         0..=4 => (form, 8, 240, 240),
         5..=24 => (form, 16, 240, 240),
         25..=80 => (form, 48, 240, 240),

@@ -54,9 +54,9 @@ impl LinearChain {
             return None;
         }
         let each = rows.div_ceil(turns);
-        // More stages than a warp has chunks would only delay the start of the next kernel.
+        // More stages than a warp has chunks would only delay the start of the next kernel; more than three gave nothing.
         let chunks = self.rounds(target) * self.chunks_of_warp();
-        let stages = (2..=chunks.clamp(2, 6)).rev().find(|stages| fits(each, *stages))?;
+        let stages = (2..=chunks.clamp(2, 3)).rev().find(|stages| fits(each, *stages))?;
         Some(Plan::Blocks(BlocksPlace { each, stages }))
     }
 

@@ -33,15 +33,13 @@ const PREPARERS: u32 = 128;
 struct Form {
     /// Have columns of the matrix.
     warps: u32,
-    /// Copy what the others need next.
-    copiers: u32,
     /// As many as have columns copy and compute results, a chunk later.
     apart: bool,
 }
 
 impl Form {
     fn threads(self) -> u32 {
-        32 * (self.warps * (1 + u32::from(self.apart)) + self.copiers)
+        32 * self.warps * (1 + u32::from(self.apart))
     }
 }
 
@@ -72,12 +70,9 @@ impl Scan {
         halves && shape && long && self.form(target).is_some() && target.capability.0 >= 8
     }
 
-    /// Where blocks of four warps are too few, a chunk should take as little time as it can; else many should run at once.
+    /// A single long prompt should not wait for results from chunk to chunk; many prompts lose a twentieth by that.
     fn form(&self, target: &Target) -> Option<Form> {
-        let form = |warps, copiers, apart| Form { warps, copiers, apart };
-        let few = self.rows * self.heads * (self.value / (4 * COLUMNS)) < target.sms;
-        let (wide, narrow) = (form(4, 1, false), form(2, 1, false));
-        let order = if few { [form(2, 0, true), narrow] } else { [wide, narrow] };
+        let order = [(4, true), (2, true), (2, false)].map(|(warps, apart)| Form { warps, apart });
         order.into_iter().find(|form| {
             self.value.is_multiple_of(form.warps * COLUMNS)
                 && self.chunk_shared(*form) <= target.shared_per_block
@@ -168,7 +163,6 @@ impl Scan {
                 ("VALUE", self.value),
                 ("V_AT", self.columns(0).value as u32),
                 ("WARPS", form.warps),
-                ("COPIERS", form.copiers),
                 ("APART", u32::from(form.apart)),
                 ("SKIP", u32::from(skip.is_some())),
                 ("ST", skip.map_or(Ok(0), |skip| code(skip.dtype, Self::NAME))?),
