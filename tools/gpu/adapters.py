@@ -26,7 +26,7 @@ def static_bytes(wide, columns, parts, rank):
 
 
 class Plan:
-    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None):
+    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None, **more):
         n, k, epilogue, parts, turns, _, usual = SHAPES[name]
         wide, split = tile or usual
         columns, groups = up(rows, 8) * 8, up(wide, 64)
@@ -45,6 +45,7 @@ class Plan:
         defines = dict(TYPES, K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=split, EPILOGUE=epilogue)
         if slots:
             defines.update(ADAPTERS=slots, RANK=rank, PARTS=parts, ALTERNATE=turns, SLICES=slices, PARAM_WORDS=WORDS, PARAM_ADAPTER=AT)
+        defines.update(more)
         self.key = dict(source="linear_wgmma", entry="linear_wgmma", defines=[[a, str(b)] for a, b in sorted(defines.items())])
         self.name, self.rows, self.slots, self.rank, self.slices, self.cluster, self.columns, self.wide = name, rows, slots, rank, slices, split, columns, wide
         self.grid = min(up(n, wide) * split, SMS // split * split)
@@ -59,7 +60,8 @@ def checked():
 
 def variants(name, slots):
     tiles = dict(qkv=((48, 1), (64, 1)), gate_up=((192, 1),)).get(name, ((64, 2),))
-    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (16, 32)]
+    asked = [Plan(name, 64, slots, tile=tiles[0], ASKED=a, ENTRIES_ASKED=e) for a, e in ((0, 0), (0, 8), (3, 0))] if slots == 64 else []
+    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (16, 32)] + asked
 
 
 def keys(slots=(8, 64)):
@@ -182,7 +184,9 @@ def measure(all_slots):
             for tile in {v.wide: (v.wide, v.cluster) for v in variants(name, slots)}.values():
                 cases.append(("without %d" % tile[0], Plan(name, 64, 0, tile=tile), 0))
             for v in variants(name, slots):
-                cases += [("%d used, tile %d, slices %d" % (used, v.wide, v.slices), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 else {slots}) if used <= slots]
+                more = dict(v.key["defines"])
+                note = " asked %s %s" % (more["ASKED"], more["ENTRIES_ASKED"]) if "ASKED" in more else ""
+                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 and not note else {slots}) if used <= slots]
             graphs, keep = [], []
             for _, plan, used in cases:
                 linear = Linear(name, 64, [r % used + 1 if used else 0 for r in range(64)])
