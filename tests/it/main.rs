@@ -6,6 +6,7 @@ mod fake_hub;
 mod grammar;
 mod graphs;
 mod hostile_folders;
+mod nvtx;
 mod output;
 mod plans;
 mod process;

@@ -9,7 +9,7 @@ use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
 use crate::ops::{Contract, require_word};
 use crate::stopwatch::{Marks, Stopwatch};
 use crate::target::CpuTarget;
-use crate::{Arena, OpenArena, Region, Result, Span, notice};
+use crate::{Arena, OpenArena, Region, Result, Span, notice, nvtx};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -325,6 +325,7 @@ impl Device {
     /// Compiles what the items need, so that running and recording them does not stall.
     pub fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()> {
         check_contracts(items)?;
+        let _range = nvtx::range(|| format!("compile: {} nodes", items.len()));
         self.driver.prepare(items, options)
     }
 
@@ -427,6 +428,7 @@ impl Recording {
         let items = std::mem::take(&mut self.items);
         let name = format!("{}#{}", self.name, self.segments.len());
         let driver = &self.device.driver;
+        let _range = nvtx::range(|| format!("record {name}"));
         driver.prepare(&items, self.options)?;
         let recorded = driver.record(&self.arena, &name, &items, self.options)?;
         let (arena, driver) = (self.arena.clone(), driver.clone());

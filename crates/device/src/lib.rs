@@ -15,6 +15,7 @@ pub mod logprob;
 pub mod mail;
 mod memory;
 pub mod notice;
+pub mod nvtx;
 pub mod operand;
 pub mod ops;
 pub mod private;

@@ -15,7 +15,7 @@ use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
 use crate::weights::WeightSpec;
 use device::cpu::Numerics;
 use device::op::KvLayer;
-use device::{Arena, Device, DeviceKind, Region, StepLimits, Target};
+use device::{Arena, Device, DeviceKind, Region, StepLimits, Target, nvtx};
 use graph::config::{Facts, Given, Resolved};
 use graph::layout::{Layout, pages_that_fit, recording_room};
 use graph::program::Program;
@@ -440,6 +440,7 @@ pub fn load_executor(
     options: &LoadOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<LoadedExecutor, LoadError> {
+    let _range = nvtx::range(|| "load");
     let kind = device.kind();
     let mut model = OpenModel::open(source)?;
     model.config.task = options.task.unwrap_or(model.config.task);
@@ -485,7 +486,9 @@ pub fn load_executor(
     let arena = device.seal(arena)?;
     let total = model.bytes() + configured.drafted.bytes();
     let report = |done| progress(Progress::Weights(done, total));
+    let filling = nvtx::range(|| "load weights");
     configured.fill(&model, device, &arena, &bindings, &report)?;
+    drop(filling);
     let Configured { drafted, others, mut graphs, target, decode, prefill, .. } = configured;
     let program = drafted.written.program.clone();
     let mut runners = Runners::new(device, &arena, program, target, bindings, decode, prefill)?

@@ -179,6 +179,7 @@ impl<P: PhaseRule> Runner<P> {
         bindings: Arc<Bindings>,
         config: RunnerConfig,
     ) -> Result<Runner<P>, CompileError> {
+        let _range = device::nvtx::range(|| format!("plan {}", P::PHASE.name()));
         let target = config.cut(target);
         assert_eq!(config.buckets.phase, P::PHASE, "buckets of the other phase");
         let mut plans = BTreeMap::new();

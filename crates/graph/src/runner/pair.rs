@@ -9,7 +9,7 @@ use crate::mail::{GivenRows, MailError, Mailbox, StateInput, StepInput, StepOutp
 use crate::prep::Inputs;
 use crate::program::Program;
 use crate::{Counters, Form, Phase, Prep, Reason, ShapeKey};
-use device::{Arena, Device, Node, Region, Span, Stopwatch, Tensor};
+use device::{Arena, Device, Node, Region, Span, Stopwatch, Tensor, nvtx};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -306,6 +306,10 @@ impl Runners {
         if self.profile.as_ref().is_some_and(|profile| profile.wants(next)) {
             choice.eager = choice.eager.or(Some(Reason::Profiled));
         }
+        let _range = nvtx::range(|| {
+            let how = if choice.eager.is_some() { ", op by op" } else { "" };
+            format!("step {next} {}: {} tokens{how}", choice.key, shape.tokens)
+        });
         let number = self.mailbox.post(input, &choice.key)?;
         let prepared = self.prepare(input, &choice.key, choice.eager.is_none(), number);
         let start = Instant::now();
