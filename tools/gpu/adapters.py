@@ -20,32 +20,36 @@ def up(a, b):
     return (a + b - 1) // b
 
 
+def static_bytes(wide, columns, parts, rank):
+    """Shared memory of the warps that work on adapters."""
+    return 1664 + (8 if wide == 192 else 3) * 256 + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
+
+
 class Plan:
-    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None, before=None):
+    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None, **more):
         n, k, epilogue, parts, turns, _, usual = SHAPES[name]
         wide, split = tile or usual
         columns, groups = up(rows, 8) * 8, up(wide, 64)
         stage = (wide + columns) * 128
         static = 2048 + 4 * columns
         if slots:
-            passes = min(parts, 2)
-            static += slots * 4 + columns * 4 + passes * columns * rank * 2 + (2 * columns * 128 + 1024 if passes > 1 else 64)
+            static += static_bytes(wide, columns, parts, rank)
         most = min((SHARED - static - 1024) // stage, 20)
         chunks = k // 64 // split * (1 if split > 1 else 2)
-        half = (233472 // 2 - 1024 + 3072 - static) // stage if wide <= 64 and columns <= 64 else most
+        # A little more than half of a multiprocessor's memory: no two blocks of a linear share one.
+        half = (233472 // 2 - 1024 + 3072 - 2048 - 4 * columns) // stage if wide <= 64 and columns <= 64 else most
         stages = max(min(half, chunks), max(up(wide * columns * 4, stage), 3))
         self.shared = stages * stage + 1024
         if half < most and stages < chunks:
-            self.shared = max(self.shared, 233472 // 2 - 1024 - static)
+            self.shared = max(self.shared, 233472 // 2 - 1024)
         defines = dict(TYPES, K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=split, EPILOGUE=epilogue)
         if slots:
             defines.update(ADAPTERS=slots, RANK=rank, PARTS=parts, ALTERNATE=turns, SLICES=slices, PARAM_WORDS=WORDS, PARAM_ADAPTER=AT)
-            if before:
-                defines.update(BEFORE_B=before)
+        defines.update(more)
         self.key = dict(source="linear_wgmma", entry="linear_wgmma", defines=[[a, str(b)] for a, b in sorted(defines.items())])
         self.name, self.rows, self.slots, self.rank, self.slices, self.cluster, self.columns, self.wide = name, rows, slots, rank, slices, split, columns, wide
         self.grid = min(up(n, wide) * split, SMS // split * split)
-        self.threads = groups * 128 + 32
+        self.threads = groups * 128 + (32 if not slots else 384 if wide == 192 else 128)
         self.label = "%s %d rows, %d slots of %d, %d slices, tile %d/%d, %d stages" % (name, rows, slots, rank, slices, wide, split, stages)
 
 
@@ -56,7 +60,8 @@ def checked():
 
 def variants(name, slots):
     tiles = dict(qkv=((48, 1), (64, 1)), gate_up=((192, 1),)).get(name, ((64, 2),))
-    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (8, 16, 32)]
+    asked = [Plan(name, 64, slots, tile=tiles[0], ASKED=a, ENTRIES_ASKED=e) for a, e in ((0, 0), (0, 8), (3, 0))] if slots == 64 else []
+    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (16, 32)] + asked
 
 
 def keys(slots=(8, 64)):
@@ -104,8 +109,8 @@ class Linear:
         row_seat[order] = seats.int()
         self.token_row, self.row_seat, self.params = order.int().cuda(), row_seat.cuda(), params.cuda()
         self.live = torch.tensor([rows], dtype=torch.int32, device="cuda")
-        self.counters = torch.zeros(2, dtype=torch.int32, device="cuda")
-        self.sums = torch.empty(64 * rows * 3 * 64, device="cuda")
+        self.counters = torch.zeros(2 + 64 * 12, dtype=torch.int32, device="cuda")
+        self.sums = torch.empty(33 * rows * 3 * 64, device="cuda")
 
     def launch(self, plan, w):
         u = lambda *v: [U32(i) for i in v]
@@ -113,8 +118,8 @@ class Linear:
         args = [tensor_map(self.x, plan.columns), tensor_map(w.w, plan.wide), U64(0), pointer(self.residual), pointer(self.y), pointer(self.live), U64(0), U64(0), U64(0)]
         args += u(self.y.stride(0), self.y.stride(0)) + [F32(1e-6)]
         if plan.slots:
-            args += [tensor_map(w.a, 16), pointer(w.b), pointer(self.sums), pointer(self.counters), pointer(self.token_row), pointer(self.row_seat), pointer(self.params)]
-            args += u(self.rows, self.rows + 5, 0, *ends)
+            args += [pointer(self.x), pointer(w.a), pointer(w.b), pointer(self.sums), pointer(self.counters), pointer(self.token_row), pointer(self.row_seat), pointer(self.params)]
+            args += u(self.x.stride(0), self.rows, self.rows + 5, 0, *ends)
         return Launch(plan, args)
 
     def want(self, w, rank):
@@ -179,7 +184,9 @@ def measure(all_slots):
             for tile in {v.wide: (v.wide, v.cluster) for v in variants(name, slots)}.values():
                 cases.append(("without %d" % tile[0], Plan(name, 64, 0, tile=tile), 0))
             for v in variants(name, slots):
-                cases += [("%d used, tile %d, slices %d" % (used, v.wide, v.slices), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 else {slots}) if used <= slots]
+                more = dict(v.key["defines"])
+                note = " asked %s %s" % (more["ASKED"], more["ENTRIES_ASKED"]) if "ASKED" in more else ""
+                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 and not note else {slots}) if used <= slots]
             graphs, keep = [], []
             for _, plan, used in cases:
                 linear = Linear(name, 64, [r % used + 1 if used else 0 for r in range(64)])

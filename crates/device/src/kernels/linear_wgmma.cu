@@ -54,7 +54,14 @@
 // What a thread has then, and what one of the warpgroup that copies has.
 #define REGISTERS (WARPGROUPS == 4 ? 112 : WARPGROUPS == 3 ? 160 : 232)
 #define COPY_REGISTERS (WARPGROUPS >= 3 ? 32 : 40)
-#define THREADS (MOVED ? WORKERS + 128 : WORKERS + 32)
+// Warps that work on adapters. Beside three warpgroups they need registers from the warpgroup that copies, too.
+#define HELPERS (ADAPTERS == 0 ? 0 : GROUPS == 3 ? 8 : 3)
+#define HELPED (ADAPTERS && GROUPS == 3)
+#define HELPER_REGISTERS 104
+#define FIRST_HELPER (MOVED || HELPED ? WORKERS + 128 : WORKERS + 32)
+#define THREADS (FIRST_HELPER + 32 * HELPERS)
+// A narrow tile with adapters leaves half of the registers to another kernel's blocks.
+#define RESIDENT (ADAPTERS && WIDE <= 64 ? 2 : 1)
 // One MMA of that many columns needs more registers than a thread of four warpgroups has at launch: use two halves.
 #define EACH ((WEIGHT == PLAIN && MOVED) || (BYTES && COLUMNS > 128) ? COLUMNS / 2 : COLUMNS)
 // Pieces of 16 rows and 128 columns.
@@ -144,13 +151,13 @@ DEVICE void release_stage(u32 barrier) {
 #if ADAPTERS
 #include "linear_wgmma_adapters.cuh"
 #define ADAPTERS_PARAMETERS                                                                                            \
-    , const __grid_constant__ Map a_map, const void* b, float* sums, u32* counters, const u32* token_row,              \
-        const u32* row_seat, const u32* params, u32 rows, u32 seats, u32 by_row, u32 end0, u32 end1
+    , const u16 *x, const u16 *a, const u16 *b, float *sums, u32 *counters, const u32 *token_row, const u32 *row_seat, \
+        const u32 *params, u32 x_stride, u32 seat_rows, u32 seats, u32 by_row, u32 end0, u32 end1
 #else
 #define ADAPTERS_PARAMETERS
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* bias,
              const void* residual, void* y, const u32* live, float* squares, const void* next_norm, void* prepared,
              u32 r_stride, u32 y_stride, float eps SCALES_PARAMETERS ADAPTERS_PARAMETERS) {
@@ -190,6 +197,11 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #else
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
 #endif
+#if ADAPTERS
+    __shared__ __align__(8) u64 helper_barriers[2];
+    __shared__ AdaptersInUse use;
+    const u32 known = shared_address(helper_barriers), room = known + 8;
+#endif
     if (threadIdx.x == WORKERS) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&w_map) : "memory");
         asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
@@ -199,33 +211,28 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, RELEASES * (PAIRED ? 2 : 1));
         }
+#if ADAPTERS
+        barrier_init(known, 1);
+        barrier_init(room, 1);
+#endif
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
 #if PAIRED
     cluster_sync();
 #endif
-#if ADAPTERS
-    __shared__ AdaptersInUse use;
-    __shared__ __align__(1024) u8 second[2][PASSES > 1 ? COLUMNS * 128 : 16];
-    const Adapters adapters = {b, sums, counters, token_row, row_seat, params, rows, seats, by_row, end0, end1};
-    Ring ring = {base, full, empty, 0, 0};
-    if (threadIdx.x == WORKERS) ask_first(ring, &w_map);
-    __syncwarp();
-    const u32 used = find_adapters(adapters, LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS, use);
-#endif
 
     if (warp >= WARPGROUPS * 4) {
-        if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
+#if ADAPTERS
+        if (threadIdx.x >= FIRST_HELPER) {
+            if (HELPED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
+            const Adapters adapters = {x, a, b, sums, counters, token_row, row_seat, params, x_stride, seat_rows, seats, by_row, end0, end1};
+            return help(adapters, use, LIVE ? min(__ldcg(live), (u32)ROWS) : ROWS, known, room, base, full);
+        }
+#endif
+        if (MOVED || HELPED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
         if (threadIdx.x != WORKERS) return;
         const u64 pass = EVEN ? normal_policy() : TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
-#if ADAPTERS
-        let_successor_start();
-        wait_for_predecessor();
-        asm volatile("fence.proxy.async;" ::: "memory");
-        copy_with_adapters(ring, adapters, use, used, &w_map, &x_map, &a_map, pass, keep);
-        return;
-#else
         // The first stages: weights before the wait, tokens after it.
         u32 tile = first, chunk = 0;
         for (u32 s = 0; s < STAGES && tile < TILES; s++) {
@@ -243,7 +250,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         asm volatile("fence.proxy.async;" ::: "memory");
         u32 stage = 0, phase = 1;
         bool again = false;
-        for (tile = first; tile < TILES; tile += stride)
+        for (tile = first; tile < TILES; tile += stride) {
             for (chunk = 0; chunk < CHUNKS; chunk++) {
                 const u32 at = base + stage * STAGE_BYTES, barrier = full + 8 * stage, column = (share * CHUNKS + chunk) * (WEIGHT == PLAIN ? 64 : 1);
                 if (again) {
@@ -261,8 +268,18 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #endif
                 if (++stage == STAGES) stage = 0, phase ^= 1, again = true;
             }
-        return;
+#if ADAPTERS
+            // Stages that the helpers fill.
+            if (any_adapter(use, known)) {
+                for (int h = 0; h < HANDED; h++) {
+                    if (again) barrier_wait(empty + 8 * stage, phase);
+                    if (++stage == STAGES) stage = 0, phase ^= 1, again = true;
+                }
+                barrier_arrive(room);
+            }
 #endif
+        }
+        return;
     }
 
     if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -488,44 +505,29 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (i * WORKERS + threadIdx.x < TABLE) table[which][i * WORKERS + threadIdx.x] = ahead[i];
 #endif
 #else
-#if ADAPTERS
+        u32 previous = stage;
 #pragma unroll 1
-        for (u32 range = tile != first, from = 0, to; range < RANGES; range++, from = to) {
-            to = RANGE_END(range);
-#else
-        {
-            const u32 from = 0, to = CHUNKS;
-#endif
-            u32 previous = stage;
-#pragma unroll 1
-            for (u32 chunk = from; chunk < to; chunk++) {
-                const u32 at = base + stage * STAGE_BYTES;
-                barrier_wait(full + 8 * stage, phase);
-                const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
-                product_begin();
+        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const u32 at = base + stage * STAGE_BYTES;
+            barrier_wait(full + 8 * stage, phase);
+            const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
+            product_begin();
 #pragma unroll
-                for (int k = 0; k < 4; k++)
+            for (int k = 0; k < 4; k++)
 #pragma unroll
-                    for (int h = 0; h < COLUMNS / EACH; h++) Wgmma<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
-                product_commit();
-                // The previous MMA is done: its stage can be filled again.
-                product_wait<1>();
-                if (chunk > from) release_stage(empty + 8 * previous);
-                previous = stage;
-                if (++stage == STAGES) stage = 0, phase ^= 1;
-            }
-            product_wait<0>();
-            if (from < to) release_stage(empty + 8 * previous);
-#if ADAPTERS
-            ring.stage = stage, ring.phase = phase;
-            if (range == 0) multiply_by_a(ring, adapters, use, used);
-            if (range == 1 && used > 0) {
-                if (tile == first && threadIdx.x == 0) wait_for_sums(adapters, pieces_of(used));
-                multiply_by_b(ring, adapters, use, used, rows, second, c[0]);
-            }
-            stage = ring.stage, phase = ring.phase;
-#endif
+                for (int h = 0; h < COLUMNS / EACH; h++) Wgmma<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
+            product_commit();
+            // The previous MMA is done: its stage can be filled again.
+            product_wait<1>();
+            if (chunk > 0) release_stage(empty + 8 * previous);
+            previous = stage;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
         }
+        product_wait<0>();
+        release_stage(empty + 8 * previous);
+#if ADAPTERS
+        if (any_adapter(use, known)) take_handed(base, full, empty, stage, phase, tile + stride < TILES, c[0]);
+#endif
 #endif
         // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
         if (!ALONE || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
