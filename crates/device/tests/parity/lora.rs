@@ -117,8 +117,9 @@ fn adapters(
     (parts, rank, by_row): (&LoraParts, usize, bool),
 ) -> Option<Box<Lora>> {
     let (n, k) = (linear.w.rows as usize, linear.w.cols as usize);
-    let a = matrix(layout, rng, SLOTS * parts.count() as usize * rank, k, 0.1);
-    let b = matrix(layout, rng, SLOTS * n, rank, 0.3);
+    // What they add is ten times what rounding costs.
+    let a = matrix(layout, rng, SLOTS * parts.count() as usize * rank, k, 0.3);
+    let b = matrix(layout, rng, SLOTS * n, rank, 1.0);
     let LinearChain { x, y, live, .. } = *linear;
     let parts = parts.clone();
     Some(Box::new(Lora { x, base: y, a, b, parts, y, state, by_row, live, scratch: None }))
@@ -176,7 +177,7 @@ impl Case {
             let what = format!("{rows}×{n}×{k}, epilogue {epilogue}, {variant} on {device}");
             let dtype = if *epilogue == 4 { DType::F32 } else { HALF };
             // `x · Aᵀ` may be rounded to bf16.
-            let scale = (*k as f32).sqrt() * if dtype == HALF { 2.0 } else { 200.0 };
+            let scale = (*k as f32).sqrt() * if dtype == HALF { 2.0 } else { 500.0 };
             assert_close(&what, dtype, scale, &want[0], &got[0]);
             assert!(got[0] == got[1], "{what}: another result the second time");
         });
