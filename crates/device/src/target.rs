@@ -5,7 +5,7 @@ use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
 use crate::cuda::{lower, tuned};
 use crate::op::FusedKernel;
-use crate::ops::linear::blocks;
+use crate::ops::linear::{adapters, blocks};
 use crate::variant::{Pick, Variant};
 use crate::{DType, Node, Op, Result, scaled};
 use serde::Serialize;
@@ -52,6 +52,12 @@ pub trait Target: fmt::Debug + Send + Sync {
 
     /// The kernel that a rotation and the linear before it, or the attention after it, can share; `None` if there is none.
     fn rotation(&self, node: &Node, next: &Node) -> Option<FusedKernel>;
+
+    /// Whether linears of this many rows may add what adapters do themselves.
+    fn adapts_rows(&self, rows: u32) -> bool;
+
+    /// Whether one kernel runs this linear with the adapters that are fused with it.
+    fn adapts(&self, fused: &Op) -> bool;
 
     /// The compute capability, for a GPU; `None` for a CPU.
     fn compute_capability(&self) -> Option<(u32, u32)>;
@@ -130,6 +136,14 @@ impl Target for CpuTarget {
 
     fn rotation(&self, _node: &Node, _next: &Node) -> Option<FusedKernel> {
         None
+    }
+
+    fn adapts_rows(&self, _rows: u32) -> bool {
+        false
+    }
+
+    fn adapts(&self, _fused: &Op) -> bool {
+        false
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {
@@ -221,6 +235,14 @@ impl Target for launch::Target {
 
     fn rotation(&self, node: &Node, next: &Node) -> Option<FusedKernel> {
         lower::rotation(node, next, self)
+    }
+
+    fn adapts_rows(&self, rows: u32) -> bool {
+        adapters::adapts_rows(rows)
+    }
+
+    fn adapts(&self, fused: &Op) -> bool {
+        lower::adapts(fused, self)
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {

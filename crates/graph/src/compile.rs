@@ -2,7 +2,7 @@
 //!
 //! | pass | does |
 //! |---|---|
-//! | `adapt` | a step without adapters loses their nodes |
+//! | `adapt` | a step without adapters loses their nodes; with them, linears take theirs in where the target has a kernel for both |
 //! | [`fold`] | additions and activations are fused with the linear before them, the prologue is put in front |
 //! | `draft` | a step that verifies drafts gets the op that makes them, after the prologue; the plans of a model that drafts become part of the step's |
 //! | [`fuse`] | norms are fused with linears, rope with attention, where the target has such kernels |
@@ -30,9 +30,9 @@ pub mod place;
 pub(crate) mod rotate;
 pub(crate) mod uses;
 
-use crate::program::{Program, ProgramError, Step};
+use crate::program::{Program, ProgramError, Step, Symbolic};
 use crate::{Phase, Plan, ShapeKey};
-use device::op::KvLayer;
+use device::op::{KvLayer, Lora};
 use device::step::HostInputs;
 use device::target::{CpuTarget, Target};
 use device::{Span, StepLimits, StepState, Tensor};
@@ -214,12 +214,25 @@ pub fn schedule(
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
-    let steps = draft::draft(fold::fold(&adapt::adapt(program, key)), program, key);
-    let steps = fuse::fuse(program, steps, key, fusion(target, key));
-    let steps = order::drop_idle_gathers(steps, key);
-    let steps = order::order(steps)?;
-    let placement = place::place(program, key, &steps)?;
-    Ok(Schedule { steps, placement })
+    let adapted = adapt::adapt(program, key);
+    let fusion = fusion(target, key);
+    let arrange = |takes: fold::Takes<'_>| {
+        let steps = draft::draft(fold::fold(&adapted, takes), program, key);
+        let steps = fuse::fuse(program, steps, key, fusion);
+        let steps = order::drop_idle_gathers(steps, key);
+        let steps = order::order(steps)?;
+        let placement = place::place(program, key, &steps)?;
+        Ok(Schedule { steps, placement })
+    };
+    let may_take = |lora: &Lora<Symbolic>| {
+        fusion.adapters && target.device.adapts_rows(program.value(lora.x).rows.size(key))
+    };
+    let all = arrange(&may_take)?;
+    let refused = adapt::refused(program, target, limits, key, &all)?;
+    match refused.is_empty() {
+        true => Ok(all),
+        false => arrange(&|lora| may_take(lora) && !refused.contains(&lora.y)),
+    }
 }
 
 fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {

@@ -87,6 +87,11 @@ pub fn rotation(node: &Node, next: &Node, target: &Target) -> Option<FusedKernel
     can.then_some(FusedKernel::Attention)
 }
 
+/// Whether one kernel runs this linear with the adapters that it has.
+pub fn adapts(op: &Op, target: &Target) -> bool {
+    LinearChain::of(op).is_some_and(|chain| chain.adapts(target))
+}
+
 /// Builds a launch: what varies is set by methods, the rest has the usual value.
 pub(crate) struct Kernel(Launch);
 

@@ -3,7 +3,7 @@
 //! GPU, with the dtype that the kernel computes in.
 //!
 //! `kernel` says which kernel runs all members:
-//! - a linear's (`linear/chain.rs`),
+//! - a linear's (`linear/chain.rs`), with adapters or without,
 //! - attention's (`attention/chain.rs`),
 //! - that of a run of decoder layers (`fused/layers.rs`): afterwards only the output of the last member is defined in
 //!   the workspace. A device may keep the residual stream in f32 from layer to layer, and round parts of attention to
@@ -66,7 +66,7 @@ pub struct Fused<O: Operands = Bound> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", bound = "")]
 pub enum FusedKernel<O: Operands = Bound> {
-    /// The linear's: a norm before it, and an addition, an activation or a rotation after it.
+    /// The linear's: a norm before it, and adapters, an addition, an activation or a rotation after it.
     Linear {
         /// Whether it prepares the next op's norm, or has its own norm prepared.
         #[serde(skip_serializing_if = "unset")]
@@ -214,9 +214,12 @@ impl Fused {
 
     pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         match self.view() {
-            Some(View::Linear(chain)) => chain.prepare(memory, lowering),
+            Some(View::Linear(chain)) if chain.lora.is_none() => chain.prepare(memory, lowering),
             Some(View::Attention(chain)) => chain.prepare(memory, lowering),
-            Some(View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_)) | None => {
+            Some(
+                View::Linear(_) | View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_),
+            )
+            | None => {
                 let inside = InsideMemory::new(self.inside_bytes());
                 let memory = memory.with_inside(&inside);
                 let prepare = |member: &Op| member.prepare_cpu(&memory, lowering);

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 pub(super) mod acts;
+pub(crate) mod adapters;
 mod amx;
 mod avx2;
 mod avx512;

@@ -4,7 +4,8 @@
 //! A weight that is made of several matrices (q, k and v; gate and up) has an A for each of them: its *parts*. Slot `s` of
 //! `a` has the rows of its parts one after the other, `rank` each; row `c` of slot `s` of `b` belongs to column `c` of `y`,
 //! and to the part that the column belongs to. An adapter of a smaller rank has zeros in the rest. B is already scaled.
-//! `x · Aᵀ` is summed in f32 and not rounded further; the result is rounded once, when storing. `y` is `base`.
+//! `x · Aᵀ` is summed in f32; the result is rounded once, when storing. `y` is `base`. Only as a member of a fused linear may
+//! `base` be apart: the linear's sums, to which rows without an adapter are equal; and `x · Aᵀ` may be rounded to bf16 there.
 
 mod cuda;
 mod fast;
@@ -20,7 +21,7 @@ use crate::cuda::launch::Target;
 use crate::cuda::lower::SEMAPHORE_BYTES;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::step::{PARAM_WORDS, param};
-use crate::{Result, Span, StepState, Tensor};
+use crate::{Region, Result, Span, StepState, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Which columns belong to which part.
@@ -65,7 +66,7 @@ pub struct Lora<O: Operands = Bound> {
     pub b: O::Weight,
     /// The parts of the weight.
     pub parts: LoraParts,
-    /// rows × n, in the place of `base`.
+    /// rows × n, in the place of `base` if that is no inner value of a fused op.
     pub y: O::Value,
     /// The step's tables, which have the adapter of every sequence.
     #[serde(skip_serializing_if = "unset")]
@@ -115,13 +116,31 @@ impl<O: Operands> Bindable for Lora<O> {
 
 impl Lora {
     /// Columns of `x · Aᵀ`: the ranks of all parts.
-    fn inner(&self) -> u32 {
+    pub(crate) fn inner(&self) -> u32 {
         self.parts.count() * self.b.cols
     }
 
     /// Adapters that fit.
-    fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         self.b.rows / self.y.cols
+    }
+
+    /// Whether rows without an adapter must be copied.
+    fn copies(&self) -> bool {
+        self.base != self.y
+    }
+
+    /// Bytes of the matrices of one adapter.
+    pub(crate) fn adapter_bytes(&self) -> u64 {
+        (self.a.bytes() + self.b.bytes()) / u64::from(self.slots().max(1))
+    }
+
+    /// What it reads besides the linear's input and result.
+    pub(crate) fn visit_own(&self, visit: SpanVisitor<'_>) {
+        let StepState { params, row_seat, token_row, .. } = &self.state;
+        for tensor in [&self.a, &self.b, params, row_seat, token_row] {
+            visit(tensor.span, Access::Read);
+        }
     }
 }
 
@@ -131,6 +150,8 @@ impl Contract for Lora {
         require_matrices(&[(&self.x, "x"), (&self.base, "base"), (&self.y, "y")], Self::NAME)?;
         require_matrices(&[(&self.a, "a"), (&self.b, "b")], Self::NAME)?;
         require_shape_of(&self.y, &self.base, Self::NAME, "base")?;
+        let inner = self.base.span.region == Region::Inside;
+        require(inner || !self.copies(), Self::NAME, || "y is not in the place of base".into())?;
         require(self.x.rows == self.y.rows, Self::NAME, || "x and y differ in rows".into())?;
         require(self.a.cols == self.x.cols, Self::NAME, || {
             format!("a has {} columns, x has {}", self.a.cols, self.x.cols)
@@ -162,9 +183,7 @@ impl Contract for Lora {
     }
 
     fn traffic(&self) -> Traffic {
-        // Of one adapter.
-        let weights = (self.a.bytes() + self.b.bytes()) / u64::from(self.slots().max(1));
-        Traffic { weights, values: self.x.bytes() + 2 * self.y.bytes() }
+        Traffic { weights: self.adapter_bytes(), values: self.x.bytes() + 2 * self.y.bytes() }
     }
 
     fn step_size(&self) -> StepSize {
@@ -180,13 +199,10 @@ impl Contract for Lora {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        for tensor in [&self.x, &self.base, &self.a, &self.b] {
+        for tensor in [&self.x, &self.base] {
             visit(tensor.span, Access::Read);
         }
-        let StepState { params, row_seat, token_row, .. } = &self.state;
-        for table in [params, row_seat, token_row] {
-            visit(table.span, Access::Read);
-        }
+        self.visit_own(visit);
         if let Some(live) = self.live {
             visit(live, Access::Read);
         }
@@ -227,7 +243,11 @@ impl Lora {
             [&self.x, &self.base, &self.a, &self.b, &self.y].map(|t| Matrix::new(memory, t));
         let (inner, rank) = (self.inner() as usize, self.b.cols as usize);
         for row in 0..live_rows(memory, self.live, y.rows) {
-            let Some(slot) = self.slot(&tables, row) else { continue };
+            let Some(slot) = self.slot(&tables, row) else {
+                let cols = if self.copies() { y.cols } else { 0 };
+                (0..cols).for_each(|col| y.set(row, col, base.get(row, col)));
+                continue;
+            };
             let dot = |at: usize| {
                 let term = |k| f64::from(x.get(row, k)) * f64::from(a.get(slot * inner + at, k));
                 (0..x.cols).map(term).sum::<f64>() as f32

@@ -1,15 +1,19 @@
 //! Puts the prologue in front of a step, and fuses additions and activations into the epilogue of the linear whose output they
-//! read: its kernels apply them to sums in registers. One that cannot be fused stays a separate op.
+//! read: its kernels apply them to sums in registers. One that cannot be fused stays a separate op. Adapters are fused with
+//! their linear where the caller says so.
 
-use crate::program::{Program, ProgramOp, Step, ValueId};
-use device::op::{Fused, FusedKernel, Prologue};
+use crate::program::{Program, ProgramOp, Step, Symbolic, ValueId};
+use device::op::{Fused, FusedKernel, Lora, Prologue};
 use device::operand::Unset;
 use std::collections::HashMap;
 
-/// The steps of a program with additions and activations folded.
-pub fn fold(program: &Program) -> Vec<Step> {
+/// Whether adapters are fused with their linear.
+pub(crate) type Takes<'a> = &'a dyn Fn(&Lora<Symbolic>) -> bool;
+
+/// The steps of a program with additions and activations folded, and adapters that `takes` names.
+pub(crate) fn fold(program: &Program, takes: Takes<'_>) -> Vec<Step> {
     let first = program.is_step().then(|| Some(prologue()));
-    let mut folder = Folder { uses: uses(program), steps: first.into_iter().collect() };
+    let mut folder = Folder { uses: uses(program), takes, steps: first.into_iter().collect() };
     program.steps.iter().for_each(|step| folder.step(step));
     folder.steps.into_iter().flatten().collect()
 }
@@ -27,33 +31,41 @@ fn uses(program: &Program) -> HashMap<ValueId, usize> {
     uses
 }
 
-struct Folder {
+struct Folder<'a> {
+    takes: Takes<'a>,
     uses: HashMap<ValueId, usize>,
     /// A folded linear leaves `None` behind: it moves to the place of its epilogue, where everything that the
     /// epilogue reads is available.
     steps: Vec<Option<Step>>,
 }
 
-impl Folder {
+impl Folder<'_> {
     fn step(&mut self, step: &Step) {
-        let folded = step
-            .op
-            .epilogues()
+        let ends = match &step.op {
+            ProgramOp::Lora(lora) if (self.takes)(lora) => vec![(lora.base, step.op.clone())],
+            op => op.epilogues(),
+        };
+        let folded = ends
             .into_iter()
             .find_map(|(input, end)| Some((self.foldable(input)?, end)));
         let Some((linear, end)) = folded else { return self.steps.push(Some(step.clone())) };
         let linear = self.steps[linear].take().expect("foldable found it");
         let kernel = FusedKernel::Linear { handoff: Unset };
-        let op = Fused { members: vec![linear.op, end], kernel }.into();
+        let members = [linear.op.members(), &[end]].concat();
+        let op = Fused { members, kernel }.into();
         self.steps.push(Some(Step { op, mark: linear.mark.or(step.mark), ..linear }));
     }
 
-    /// The linear that makes `value`, if nothing else reads it.
+    /// The linear that makes `value`, alone or with adapters, if nothing else reads it.
     fn foldable(&self, value: ValueId) -> Option<usize> {
         let made = |step: &Option<Step>| {
             let step = step.as_ref();
             step.is_some_and(|step| {
-                matches!(step.op, ProgramOp::Linear(_)) && step.op.made() == Some(value)
+                let linear = matches!(
+                    step.op.members(),
+                    [ProgramOp::Linear(_)] | [ProgramOp::Linear(_), ProgramOp::Lora(_)]
+                );
+                linear && step.op.made() == Some(value)
             })
         };
         let index = self.steps.iter().position(made)?;

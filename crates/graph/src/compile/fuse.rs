@@ -17,13 +17,15 @@ pub struct Fusion {
     /// Rope and KV write into attention in decode steps of one token per row; in others into the linear before it, or
     /// into attention, where there is such a kernel (`rotate.rs`).
     pub rope: bool,
+    /// Adapters into the linear that they add to (`adapt.rs`).
+    pub adapters: bool,
 }
 
 impl Fusion {
     /// Nothing.
-    pub const NONE: Fusion = Fusion { norm: false, rope: false };
+    pub const NONE: Fusion = Fusion { norm: false, rope: false, adapters: false };
     /// Everything.
-    pub const ALL: Fusion = Fusion { norm: true, rope: true };
+    pub const ALL: Fusion = Fusion { norm: true, rope: true, adapters: true };
 
     /// The default for a device and a key: fuse everything. Exception: on a GPU fused kernels round in other
     /// places, so fixed kernels are never fused there.
@@ -69,9 +71,10 @@ fn fuse_norms(program: &Program, mut steps: Vec<Step>) -> Vec<Step> {
     steps
 }
 
-/// Whether an op begins with a linear over `value` and reads it nowhere else.
+/// Whether an op begins with a linear over `value` and reads it nowhere else, but for the linear's adapters.
 fn takes_norm(op: &ProgramOp, value: ValueId) -> bool {
     let [ProgramOp::Linear(linear), others @ ..] = op.members() else { return false };
+    let others = if let [ProgramOp::Lora(_), rest @ ..] = others { rest } else { others };
     linear.x == value && others.iter().all(|other| !other.reads().contains(&value))
 }
 

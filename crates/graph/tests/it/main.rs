@@ -1,5 +1,6 @@
 //! Programs, plans and runners from outside, over small random models.
 
+mod adapters;
 mod caches;
 mod drafter;
 mod explain;

@@ -23,7 +23,7 @@ fn plan(program: &Program, target: &CompileTarget, key: &ShapeKey) -> Plan {
 }
 
 fn fused(norm: bool, rope: bool) -> CompileTarget {
-    CompileTarget { fusion: Some(Fusion { norm, rope }), ..CompileTarget::cpu() }
+    CompileTarget { fusion: Some(Fusion { norm, rope, adapters: true }), ..CompileTarget::cpu() }
 }
 
 const KEYS: [ShapeKey; 4] =

@@ -93,6 +93,7 @@ impl<'a> Shared<'a> {
         let plain = |chain: &LinearChain| {
             chain.bias.is_none()
                 && chain.norm.is_none()
+                && chain.lora.is_none()
                 && chain.handoff == NormHandoff::Nothing
                 && chain.live == experts.live
         };

@@ -177,7 +177,8 @@ impl Layer {
             && adds(down, x)
             && (qkv.y, attention.out, up.x, up.y) == (attention.qkv, o.x, x, down.x)
             && rope.qkv == attention.qkv
-            && products.iter().all(|linear| linear.bias.is_none() && plain(&linear.w))
+            && products.iter().all(|linear| linear.bias.is_none() && linear.lora.is_none())
+            && products.iter().all(|linear| plain(&linear.w))
             && products.iter().all(|linear| linear.handoff.is_nothing())
             && rope.pairs.is_halves()
             && self

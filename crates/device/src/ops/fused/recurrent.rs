@@ -49,6 +49,7 @@ impl<'a> Recurrent<'a> {
         let plain = |chain: &LinearChain| {
             chain.bias.is_none()
                 && chain.rope.is_none()
+                && chain.lora.is_none()
                 && chain.epilogue == Epilogue::Store
                 && chain.handoff == NormHandoff::Nothing
         };

@@ -1,5 +1,5 @@
-//! A linear with what its kernels compute around it: a norm of its input; an addition, an activation or a rotation of
-//! its sums; preparation of the next op's norm. It has the content of a [`Fused`] op that a linear's kernel runs,
+//! A linear with what its kernels compute around it: a norm of its input; what adapters add to its sums; an addition, an
+//! activation or a rotation of these; preparation of the next op's norm. It has the content of a [`Fused`] op that a linear's kernel runs,
 //! field by field.
 //!
 //! The norm is applied to each row of `x` in f32 and rounded to `x`'s dtype. (A device may round `x · weight` instead and
@@ -7,7 +7,7 @@
 //! sums and rounds once, when storing.
 
 use crate::op::{
-    Activate, Activation, Add, Fused, FusedKernel, GateMul, Linear, Norm, RmsNorm, RopeKv,
+    Activate, Activation, Add, Fused, FusedKernel, GateMul, Linear, Lora, Norm, RmsNorm, RopeKv,
 };
 use crate::ops::fused::Inside;
 use crate::ops::{
@@ -62,6 +62,8 @@ pub struct LinearChain {
     pub bias: Option<Tensor>,
     /// Applied to `x` first.
     pub norm: Option<Norm>,
+    /// What adapters add to the sums: `x` (with the norm applied), `base` and `y` are this op's.
+    pub lora: Option<Box<Lora>>,
     /// Applied last.
     pub epilogue: Epilogue,
     /// Applied to `y` afterwards; the columns of k and v of `y` then need not be stored. Only with
@@ -97,13 +99,16 @@ impl From<LinearChain> for Op {
             members.push(Op::RmsNorm(RmsNorm { x, norm, y }));
             y
         });
-        let sums = match chain.epilogue {
-            Epilogue::Store => y,
-            Epilogue::Residual(_) | Epilogue::GateMul(_) | Epilogue::Activate(_) => {
-                inside.tensor(DType::F32, x.rows, w.rows)
-            }
+        let stores = chain.epilogue == Epilogue::Store;
+        let sums = match stores && chain.lora.is_none() {
+            true => y,
+            false => inside.tensor(DType::F32, x.rows, w.rows),
         };
         members.push(Op::Linear(Linear { x, w, bias, y: sums, live, scratch, pick }));
+        members.extend(chain.lora.map(|lora| {
+            let (base, y) = (sums, if stores { y } else { sums });
+            Op::Lora(Lora { x, base, y, live, scratch: None, ..*lora })
+        }));
         match chain.epilogue {
             Epilogue::Store => {}
             Epilogue::Residual(a) => members.push(Op::Add(Add { a, b: sums, y, live })),
@@ -136,6 +141,7 @@ impl LinearChain {
             w,
             bias: None,
             norm: None,
+            lora: None,
             epilogue: Epilogue::Store,
             rope: None,
             y,
@@ -174,6 +180,17 @@ impl LinearChain {
         }
         let sums =
             |tensor: &Tensor| *tensor == linear.y && inside(tensor) && tensor.dtype == DType::F32;
+        let (lora, rest) = match rest {
+            [Op::Lora(lora), rest @ ..] => (Some(lora), rest),
+            rest => (None, rest),
+        };
+        if let Some(lora) = lora {
+            let stored = if rest.is_empty() { !inside(&lora.y) } else { lora.y == lora.base };
+            if lora.x != linear.x || !sums(&lora.base) || lora.live != linear.live || !stored {
+                return None;
+            }
+            (chain.lora, chain.y) = (Some(Box::new(lora.clone())), lora.y);
+        }
         if rest.is_empty() {
             return Some(chain);
         }
@@ -198,7 +215,7 @@ impl LinearChain {
             (chain.epilogue, chain.y) = (Epilogue::Activate(activate.act), activate.y);
             return Some(chain);
         }
-        let [Op::RopeKv(rope)] = rest else { return None };
+        let ([Op::RopeKv(rope)], None) = (rest, lora) else { return None };
         chain.rope = Some(Box::new(rope.clone()));
         (rope.qkv == linear.y).then_some(chain)
     }
@@ -227,6 +244,9 @@ impl LinearChain {
         if self.bias.is_some() {
             text.push_str(" + bias");
         }
+        if let Some(lora) = &self.lora {
+            text.push_str(&format!(" + {} adapters of rank {}", lora.slots(), lora.b.cols));
+        }
         match self.epilogue {
             Epilogue::Store => {}
             Epilogue::Residual(_) => text.push_str(" + residual"),
@@ -249,8 +269,10 @@ impl LinearChain {
         };
         let bias = self.bias.as_ref().map_or(0, Tensor::bytes);
         let rope = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
+        // Of one adapter.
+        let lora = self.lora.as_ref().map_or(0, |lora| lora.adapter_bytes());
         Traffic {
-            weights: self.w.bytes() + bias + norm_bytes(&self.norm) + rope,
+            weights: self.w.bytes() + bias + norm_bytes(&self.norm) + rope + lora,
             values: self.x.bytes() + self.y.bytes() + residual,
         }
     }
@@ -263,6 +285,9 @@ impl LinearChain {
         }
         if let Some(bias) = &self.bias {
             visit(bias.span, Access::Read);
+        }
+        if let Some(lora) = &self.lora {
+            lora.visit_own(visit);
         }
         if let Epilogue::Residual(residual) = &self.epilogue {
             visit(residual.span, Access::Read);
@@ -301,6 +326,10 @@ impl LinearChain {
         let norm = if self.norm.is_some() { "norm+" } else { "" };
         let norm = if self.handoff == NormHandoff::Consume { "prepared+" } else { norm };
         let bias = if self.bias.is_some() { "+bias" } else { "" };
+        let lora = self.lora.as_ref().map(|lora| {
+            format!("+{}x{}x{}", lora.slots(), lora.parts.count(), lora.b.cols)
+        });
+        let lora = lora.unwrap_or_default();
         let end = match self.epilogue {
             Epilogue::Store if self.rope.is_some() => "+rope",
             Epilogue::Store => "",
@@ -313,6 +342,6 @@ impl LinearChain {
         };
         let (x, w, y) = (self.x.dtype, self.w.dtype, self.y.dtype);
         let (rows, k, n) = (self.x.rows, self.x.cols, self.w.rows);
-        Some(format!("{norm}linear{bias}{end} {rows}x{k}x{n} {x:?} {w:?} {y:?}"))
+        Some(format!("{norm}linear{bias}{lora}{end} {rows}x{k}x{n} {x:?} {w:?} {y:?}"))
     }
 }

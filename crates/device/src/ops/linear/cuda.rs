@@ -2,7 +2,7 @@
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup MMA with the weights as the tall operand, and tiles as wide
-//!   as there are rows. One that adds a residual also prepares its result for the norm of the next linear, so that the
+//!   as there are rows. It alone adds what adapters do (`adapters.rs`). One that adds a residual also prepares its result for the norm of the next linear, so that the
 //!   norm needs no launch. Up to 256 rows if its tiles fill the GPU, and for gate·mul with more rows where its rounds are
 //!   fuller than those of `tiles` (`even.rs`);
 //! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
@@ -119,7 +119,7 @@ impl LinearChain {
     }
 
     /// The requested kernel, else the one measured to be best, else the rule's.
-    fn plan(&self, target: &Target) -> Result<Plan> {
+    pub(super) fn plan(&self, target: &Target) -> Result<Plan> {
         let plan = match self.pick {
             Pick::Best => match self.tuned(target) {
                 None => self.rule(target),
@@ -138,6 +138,9 @@ impl LinearChain {
         let hands = matches!(plan, Plan::Wgmma { .. } | Plan::Tiles);
         require(hands || self.handoff.is_nothing(), Self::NAME, || {
             format!("the kernel `{}` cannot prepare the next norm", plan.name())
+        })?;
+        require(self.suits_adapters(target, plan), Self::NAME, || {
+            format!("the kernel `{}` cannot add what these adapters do", plan.name())
         })?;
         Ok(plan)
     }
@@ -251,6 +254,9 @@ impl LinearChain {
             return Plan::Stream { stages };
         }
         if hopper && self.stores_pairs() {
+            if self.lora.is_some() {
+                return self.wgmma_plan(target, &WgmmaShape::default());
+            }
             if let Some(shape) = self.tall(target) {
                 return self.wgmma_plan(target, &shape);
             }
@@ -313,7 +319,7 @@ impl LinearChain {
             _ => None,
         };
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
-        let plan = plan.filter(|_| cores);
+        let plan = plan.filter(|plan| cores && self.suits_adapters(target, *plan));
         require(plan.is_some(), Self::NAME, || {
             let types = (self.x.dtype, self.w.dtype, target.arch());
             let (x, w, arch) = (types.0, types.1, types.2);
@@ -387,8 +393,15 @@ impl LinearChain {
         16 * stages * 2048 + x + buffers * 16 * 16 * rows * 4
     }
 
-    /// Bytes of scratch: the semaphores, the normalised input, then sums or results.
-    fn needs(&self, plan: Plan, target: &Target) -> u64 {
+    /// Bytes of scratch: the semaphores, the normalised input, then sums or results; last what adapters need.
+    pub(super) fn needs(&self, plan: Plan, target: &Target) -> u64 {
+        match self.adapters_bytes() {
+            0 => self.needs_without_adapters(plan, target),
+            bytes => self.needs_without_adapters(plan, target).max(SEMAPHORE_BYTES) + bytes,
+        }
+    }
+
+    fn needs_without_adapters(&self, plan: Plan, target: &Target) -> u64 {
         let normed = self.normed_bytes();
         match plan {
             Plan::Widened => self.widened_needs(target),

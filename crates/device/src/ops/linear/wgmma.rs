@@ -35,6 +35,7 @@ impl LinearChain {
             // The MMA of a narrow tile reads 16 rows past it, and the tile has no whole 64 columns for the norm
             // handoff.
             let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
+            let fits = fits && self.can_share_tile(wide, split);
             let rounds = (tiles * split).div_ceil(target.sms);
             let share = k.div_ceil(64 * split) * 64;
             let reads = f64::from(rounds * wide) * f64::from(share) * 2.0 / 34e3;
@@ -59,10 +60,12 @@ impl LinearChain {
         let (wide, split) =
             shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let stage = (wide + columns) * 128;
-        let chunks = k.div_ceil(64 * split) * if split > 1 { 1 } else { 2 };
+        let chunks = k.div_ceil(64 * split) * if split > 1 || self.lora.is_some() { 1 } else { 2 };
         // As deep as fits, so that two blocks of a kernel never share a multiprocessor.
         let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
-        let most = ((target.shared_per_block - beside) / stage).min(20);
+        let lora = self.lora.as_ref();
+        let adapters = lora.map_or(0, |lora| Self::beside_adapters(lora, wide, columns));
+        let most = ((target.shared_per_block - beside - adapters) / stage).min(20);
         // With K split, the sums of a tile take the place of the ring.
         let least = (wide * columns * 4).div_ceil(stage).max(3);
         // A little more than half of a multiprocessor's memory: blocks of attention fit beside it, so that each
@@ -100,6 +103,7 @@ impl LinearChain {
         let blocks = (tiles * split).min(target.sms / split * split);
         // Warpgroups of 64 weight rows, and a warp that copies; that is a whole warpgroup if it gives up registers.
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
+        let copiers = self.adapter_threads(wide).unwrap_or(copiers);
         let with_scales = scaled::is_scaled(self.w.dtype);
         let threads = match with_scales {
             true => Self::scaled_threads(wide, turns),
@@ -136,6 +140,7 @@ impl LinearChain {
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         let kernel = self.add_wgmma_scales(kernel, turns, quantised.as_ref());
+        let kernel = self.add_adapters(kernel, &x, self.needs(plan, target))?;
         let mut launches = quantised.map_or(input.launches, |quantised| quantised.launches);
         launches.push(kernel.lowered());
         Ok(launches)

@@ -40,7 +40,7 @@ impl Lora {
     }
 
     /// Where each part ends, or in how many turns they come.
-    fn ends(&self) -> Result<([u32; MOST_PARTS], u32)> {
+    pub(crate) fn ends(&self) -> Result<([u32; MOST_PARTS], u32)> {
         let mut ends = [u32::MAX; MOST_PARTS];
         let turns = match &self.parts {
             LoraParts::Stacked(all) => {
@@ -54,6 +54,7 @@ impl Lora {
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        require(!self.copies(), Self::NAME, || "y is not in the place of base".into())?;
         let bytes = SEMAPHORE_BYTES + self.sums_bytes(target);
         let Some(scratch) = self.scratch.filter(|scratch| scratch.len >= bytes) else {
             let problem = format!("needs {bytes} bytes of scratch");

@@ -18,6 +18,7 @@ struct LoraStep {
     x: Matrix,
     a: Matrix,
     b: Matrix,
+    base: Matrix,
     y: Matrix,
     memory: CpuMemory,
     level: Level,
@@ -25,10 +26,11 @@ struct LoraStep {
 
 impl Lora {
     pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
-        let [x, a, b, y] = [&self.x, &self.a, &self.b, &self.y].map(|t| Matrix::new(memory, t));
+        let [x, a, b, base, y] =
+            [&self.x, &self.a, &self.b, &self.base, &self.y].map(|t| Matrix::new(memory, t));
         let tables = Tables::new(memory, &self.state);
         let (memory, level) = (*memory, lowering.level);
-        Box::new(LoraStep { op: self.clone(), tables, x, a, b, y, memory, level })
+        Box::new(LoraStep { op: self.clone(), tables, x, a, b, base, y, memory, level })
     }
 }
 
@@ -54,7 +56,8 @@ impl Step for LoraStep {
 
     fn run(&self, team: &Team<'_>) {
         let rows = live_rows(&self.memory, self.op.live, self.y.rows);
-        if (0..rows).all(|row| self.op.slot(&self.tables, row).is_none()) {
+        let used = (0..rows).any(|row| self.op.slot(&self.tables, row).is_some());
+        if !used && !self.op.copies() {
             return;
         }
         let (wide, cols) = (self.x.cols, self.y.cols);
@@ -90,12 +93,19 @@ impl Step for LoraStep {
             let (y, b) = own.split_at_mut(COLUMNS);
             for item in part(items, cuts, chunk) {
                 let (row, col) = (item / blocks, item % blocks * COLUMNS);
-                let Some(slot) = self.op.slot(&self.tables, row) else { continue };
+                let slot = self.op.slot(&self.tables, row);
+                if slot.is_none() && !self.op.copies() {
+                    continue;
+                }
                 let y = &mut y[..COLUMNS.min(cols - col)];
-                // SAFETY: a part of a row of `y`, which this chunk alone touches; the sums were written above; the level
-                // was detected.
+                // SAFETY: a part of a row of `base` and `y`, which this chunk alone touches; the sums were written above;
+                // the level was detected.
                 unsafe {
-                    load_floats(self.y.dtype, self.y.at(row, col), y);
+                    load_floats(self.base.dtype, self.base.at(row, col), y);
+                    let Some(slot) = slot else {
+                        store_floats(self.y.dtype, self.y.at(row, col), y);
+                        continue;
+                    };
                     for (at, y) in y.iter_mut().enumerate() {
                         let part = self.op.parts.of((col + at) as u32) as usize;
                         let sums = sums.0.add(row * inner + part * rank);
