@@ -13,6 +13,9 @@ use std::ops::RangeInclusive;
 
 /// Rows of x for which there are such linears. `1..=0` leaves all adapters to the kernels of `lora`.
 const ADAPTED_ROWS: RangeInclusive<u32> = 9..=64;
+/// Most slots for which there are: with one adapter for each of 64 rows, few loads of its warps are in flight, and kernels of their own
+/// are faster.
+const MOST_SLOTS: u32 = 32;
 /// Parts of K whose sums are kept apart, best first.
 const SLICES: [u32; 9] = [16, 8, 7, 6, 5, 4, 3, 2, 1];
 
@@ -42,6 +45,7 @@ impl LinearChain {
         let beside = 1024 + 4 * columns + Self::beside_adapters(lora, wide, columns);
         let fits = shared + beside <= target.shared_per_block;
         ADAPTED_ROWS.contains(&self.x.rows)
+            && lora.slots() <= MOST_SLOTS
             && columns >= self.x.rows
             && stages <= self.x.cols.div_ceil(64 * split)
             && self.can_share_tile(wide, split)

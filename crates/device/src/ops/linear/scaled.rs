@@ -188,9 +188,12 @@ impl LinearChain {
         // Beyond 128 rows MMAs take longer than reading, and three warpgroups of 64 tokens waste the least.
         let (one_round, fp8) =
             (n.div_ceil(192) * rows.div_ceil(64) <= target.sms, scaled::is_fp8(self.w.dtype));
+        let full = n.div_ceil(192) * rows.div_ceil(64) * 10 > target.sms * 9;
         let narrow = rows > MOST_COLUMNS
-            && fp8
-            && (one_round || n.div_ceil(128) * rows.div_ceil(64) <= target.sms);
+            && match fp8 {
+                true => one_round || n.div_ceil(128) * rows.div_ceil(64) <= target.sms,
+                false => LEAN && one_round && full,
+            };
         let columns = asked.columns.unwrap_or(if narrow { 64 } else { rows });
         let columns = columns.clamp(8, MOST_COLUMNS).next_multiple_of(8);
         let int4 = scaled::group(self.w.dtype).is_some();
@@ -204,7 +207,12 @@ impl LinearChain {
         // While one warpgroup widens, others multiply; as many as have registers for their sums.
         let turns = |wide: u32, split: u32| {
             let most = if columns <= 64 { 192 / wide } else { 128 / wide }.max(1);
-            let rule = if LEAN && int4 { most.min(k / 128 / split).max(1) } else { 1 };
+            let rule = match (int4, bytes) {
+                (true, _) if LEAN => most.min(k / 128 / split).max(1),
+                // Where tiles of one warpgroup suit best, two of them scale and multiply in turns.
+                (_, true) if LEAN && wide == 64 && columns <= 64 => 2.min(k / 128 / split),
+                _ => 1,
+            };
             let fits = |turns: &u32| (1..=256 / wide).contains(turns) && *turns <= k / 128 / split;
             if bytes || int4 { asked.turns.filter(fits).unwrap_or(rule) } else { 1 }
         };
@@ -300,10 +308,17 @@ impl LinearChain {
         wide * turns * 2 + if wide * turns > 64 { 128 } else { 32 }
     }
 
+    /// Whether tiles of int4 are widened in halves while MMAs run. With three warpgroups and many sums other warpgroups hide the widening.
+    const fn in_halves(wide: u32, columns: u32) -> bool {
+        LEAN && !(wide == 192 && columns > 64)
+    }
+
     /// The tensor map of e4m3 weights; any other for 4 bits, which are copied in pieces.
     pub(super) fn scaled_map(&self, x: &Tensor, rows: u32, columns: u32) -> Arg {
         match self.w.dtype {
-            DType::I4 | DType::I4G64 | DType::I4G32 if LEAN => tiled_pieces(&self.w, rows),
+            DType::I4 | DType::I4G64 | DType::I4G32 if Self::in_halves(rows, columns) => {
+                tiled_pieces(&self.w, rows)
+            }
             DType::I4 | DType::I4G64 | DType::I4G32 => super::hand::tiled(x, columns),
             _ => tiled_bytes(&self.w, rows),
         }
@@ -336,7 +351,7 @@ impl LinearChain {
     pub(super) fn add_wgmma_scales(
         &self,
         kernel: Kernel,
-        turns: u32,
+        (wide, columns, turns): (u32, u32, u32),
         input: Option<&QuantisedInput>,
     ) -> Kernel {
         let weight = weight_code(self.w.dtype);
@@ -345,7 +360,8 @@ impl LinearChain {
         }
         self.add_group(kernel)
             .defines(&[("WEIGHT", weight), ("BYTES", u32::from(input.is_some()))])
-            .defines(&[("TURNS", turns), ("LEAN", u32::from(LEAN && weight == 3))])
+            .define("TURNS", turns)
+            .define("LEAN", u32::from(weight == 3 && Self::in_halves(wide, columns)))
             .spans(&[scales_of(&self.w)])
             .optional(input.map(|input| input.scales))
             .tensors(&[&self.w])

@@ -139,7 +139,7 @@ impl LinearChain {
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        let kernel = self.add_wgmma_scales(kernel, turns, quantised.as_ref());
+        let kernel = self.add_wgmma_scales(kernel, (wide, columns, turns), quantised.as_ref());
         let kernel = self.add_adapters(kernel, &x, self.needs(plan, target))?;
         let mut launches = quantised.map_or(input.launches, |quantised| quantised.launches);
         launches.push(kernel.lowered());
