@@ -17,6 +17,8 @@ const STREAM_WARPS: u32 = 16;
 const MOST_COLUMNS: u32 = 128;
 /// Whether kernels take their forms with fewer instructions: `LEAN` in `kernels/linear_stream.cu` and `linear_wgmma.cu`.
 const LEAN: bool = true;
+/// Rows from which on int4 becomes bf16 in scratch first.
+const WIDENS: u32 = 1024;
 
 /// x in e4m3, with its scales.
 pub(super) struct QuantisedInput {
@@ -105,7 +107,9 @@ impl LinearChain {
             if fp8 && self.x.rows > 256 && self.suits_tiles(target, true) {
                 return Plan::Tiles;
             }
-            if self.stores_pairs() {
+            // Widening a matrix once takes less than widening it for every tile of so many tokens.
+            let many = !fp8 && self.x.rows >= WIDENS && self.widens();
+            if self.stores_pairs() && !many {
                 return self.scaled_wgmma(target, &WgmmaShape::default(), fp8);
             }
         }
