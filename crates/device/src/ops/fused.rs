@@ -216,9 +216,7 @@ impl Fused {
         match self.view() {
             Some(View::Linear(chain)) if chain.lora.is_none() => chain.prepare(memory, lowering),
             Some(View::Attention(chain)) => chain.prepare(memory, lowering),
-            Some(
-                View::Linear(_) | View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_),
-            )
+            Some(View::Linear(_) | View::Layers(_) | View::ExpertLayer(_) | View::Recurrent(_))
             | None => {
                 let inside = InsideMemory::new(self.inside_bytes());
                 let memory = memory.with_inside(&inside);

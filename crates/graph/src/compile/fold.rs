@@ -45,9 +45,7 @@ impl Folder<'_> {
             ProgramOp::Lora(lora) if (self.takes)(lora) => vec![(lora.base, step.op.clone())],
             op => op.epilogues(),
         };
-        let folded = ends
-            .into_iter()
-            .find_map(|(input, end)| Some((self.foldable(input)?, end)));
+        let folded = ends.into_iter().find_map(|(input, end)| Some((self.foldable(input)?, end)));
         let Some((linear, end)) = folded else { return self.steps.push(Some(step.clone())) };
         let linear = self.steps[linear].take().expect("foldable found it");
         let kernel = FusedKernel::Linear { handoff: Unset };

@@ -326,9 +326,10 @@ impl LinearChain {
         let norm = if self.norm.is_some() { "norm+" } else { "" };
         let norm = if self.handoff == NormHandoff::Consume { "prepared+" } else { norm };
         let bias = if self.bias.is_some() { "+bias" } else { "" };
-        let lora = self.lora.as_ref().map(|lora| {
-            format!("+{}x{}x{}", lora.slots(), lora.parts.count(), lora.b.cols)
-        });
+        let lora = self
+            .lora
+            .as_ref()
+            .map(|lora| format!("+{}x{}x{}", lora.slots(), lora.parts.count(), lora.b.cols));
         let lora = lora.unwrap_or_default();
         let end = match self.epilogue {
             Epilogue::Store if self.rope.is_some() => "+rope",
