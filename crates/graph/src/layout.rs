@@ -1,6 +1,7 @@
 //! Lays a model out in an open arena: weights, tables, workspace, pages. The result is plain data; it
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
+use crate::compile::fuse::Fusion;
 use crate::compile::{
     Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
@@ -55,8 +56,22 @@ impl Layout {
         }
         let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
         let adapted = program.has_adapters();
-        for key in largest.chain(keys) {
+        for key in largest.clone().chain(keys) {
             for key in [*key, key.with_adapters(adapted)] {
+                workspace = workspace.max(workspace_bytes(program, target, &limits, &key)?);
+                scratch = scratch.max(scratch_bytes(program, target, &limits, &key)?);
+            }
+        }
+        if adapted {
+            // Steps of fewer tokens than the largest may have adapters in their linears, which takes more scratch, or
+            // beside them, which takes more workspace.
+            let beside = Some(Fusion { adapters: false, ..Fusion::ALL });
+            let beside = CompileTarget { fusion: target.fusion.or(beside), ..target.clone() };
+            let inside = (1..=limits.tokens).rev().find(|&some| target.device.adapts_rows(some));
+            for key in largest.clone().map(|key| key.with_adapters(true)) {
+                workspace = workspace.max(workspace_bytes(program, &beside, &limits, &key)?);
+                let Some(tokens) = inside.filter(|tokens| *tokens < key.tokens) else { continue };
+                let key = ShapeKey { tokens, rows: tokens.min(key.rows), ..key };
                 workspace = workspace.max(workspace_bytes(program, target, &limits, &key)?);
                 scratch = scratch.max(scratch_bytes(program, target, &limits, &key)?);
             }

@@ -92,13 +92,14 @@ fn adapters_inside_linears_do_what_those_beside_them_do() {
     };
     let sample = Sample { shape, intermediate: 384, weights: DType::BF16, ..Sample::tiny() };
     let program = Sample { adapters: Some((3, 16)), ..sample }.build("adapted");
-    for place in Place::all() {
+    for mut place in Place::all() {
+        let whole = place.target.clone();
         let beside = Fusion { adapters: false, ..Fusion::ALL };
-        let targets =
-            [Some(beside), None].map(|fusion| CompileTarget { fusion, ..place.target.clone() });
+        let targets = [Some(beside), None].map(|fusion| CompileTarget { fusion, ..whole.clone() });
         let kv = targets.map(|target| {
+            place.target = target;
             let world = place.world_of(&program, limits(&program, 16), PAGES);
-            step(&world, &target);
+            step(&world, &place.target);
             world.memory()[1].clone()
         });
         let floats = kv.map(|bytes| DType::BF16.decode(&bytes));
@@ -118,7 +119,7 @@ fn step(world: &World, target: &CompileTarget) {
     });
     let mut input = Traffic::new(world.limits, PAGES, 5).prefill(24);
     for (adapter, join) in (0..).zip(&mut input.joins) {
-        join.adapter = adapter % 4;
+        join.params.adapter = adapter % 4;
     }
     input.adapters = true;
     runners.launch(&input).unwrap();
