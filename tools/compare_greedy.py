@@ -112,16 +112,16 @@ class Answer:
         return at, best[0], other
 
 
-def llama(path, asking, **how):
+def llama(path, asking, length=TOKENS, context=CONTEXT, **how):
     """llama.cpp's answers."""
-    model = Llama(path, n_ctx=CONTEXT, n_batch=STEP, n_threads=how.pop("threads", 2), verbose=False, **how)
+    model = Llama(path, n_ctx=context, n_batch=STEP, n_threads=how.pop("threads", 2), verbose=False, **how)
     vocab = llama_cpp.llama_model_get_vocab(model.model)
     answers = []
     for prompt in asking:
         model.reset()
         model.eval(model.tokenize(prompt.encode(), add_bos=True, special=True))
         answer, tokens = Answer(), []
-        for _ in range(TOKENS):
+        for _ in range(length):
             # Of the last token only: in the ordinary run the last layer computes no other.
             logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(model.ctx, -1), (model.n_vocab(),))
             best = [int(token) for token in logits.argsort()[-BEST:][::-1]]

@@ -4,9 +4,11 @@ be those with all pages kept (`--keep-windows`), and with `--numerics ggml` thos
 
     dacapo pull gemma3-270m
     python3 tools/long_windows.py [--dacapo target/release/dacapo] [--numerics fast|ggml|exact] [--threads N]
-    python3 tools/long_windows.py --llama gemma-3-270m-q4_k_m.gguf --numerics ggml
+    python3 tools/long_windows.py --llama gemma-3-270m-q4_k_m.gguf --numerics ggml [--f32]
 
-The second needs llama-cpp-python, built as tools/bench_cpu.py says. Minutes on two cores.
+The second needs llama-cpp-python, built as tools/bench_cpu.py says, and says how many tokens of the answer agree and how close
+llama.cpp's choice was where they differ first. As in tools/compare_greedy.py, such a difference must be a tie. `--f32` writes the weights
+out as float32, which it takes from the same file, and both engines run those. Minutes on two cores.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--dacapo", default="target/release/dacapo")
@@ -22,6 +25,7 @@ arguments.add_argument("--threads", type=int, default=2)
 arguments.add_argument("--bytes", type=int, default=35000, help="of the prompt; a token has about 4.5")
 arguments.add_argument("--answer", type=int, default=48)
 arguments.add_argument("--llama", metavar="GGUF", help="compare with llama.cpp, too")
+arguments.add_argument("--f32", action="store_true", help="with --llama: both on the same weights written out as float32")
 options = arguments.parse_args()
 
 PROSE = pathlib.Path(__file__).resolve().parent.parent / "testing/texts/prose.txt"
@@ -33,8 +37,8 @@ def prompt():
     return (PROSE.read_bytes() * 4)[: options.bytes].decode(errors="ignore")
 
 
-def dacapo(*flags):
-    command = [options.dacapo, "run", "gemma3-270m", "--device", "cpu", "--threads", str(options.threads), "--raw", "--json",
+def dacapo(model, *flags):
+    command = [options.dacapo, "run", model, "--device", "cpu", "--threads", str(options.threads), "--raw", "--json",
                "--temperature", "0", "-n", str(options.answer), "--max-context", str(CONTEXT), "--numerics", options.numerics]
     output = subprocess.run([*command, *flags], input=prompt(), check=True, capture_output=True, text=True).stdout
     answer = json.loads(output)
@@ -43,27 +47,37 @@ def dacapo(*flags):
     return answer
 
 
-def llama():
-    from llama_cpp import Llama
+def as_llama(path, ours):
+    """Compares an answer with llama.cpp's; false if they differ where llama.cpp's choice was no tie."""
+    from compare_greedy import TIE, llama
 
-    model = Llama(options.llama, n_ctx=CONTEXT, n_batch=512, n_threads=options.threads, verbose=False)
-    tokens = model.tokenize(prompt().encode(), add_bos=True, special=True)
-    answer = []
-    for token in model.generate(tokens, temp=0.0, top_k=1, repeat_penalty=1.0):
-        answer.append(token)
-        if len(answer) == options.answer:
-            break
-    text = model.detokenize(answer).decode(errors="replace")
-    print(f"llama.cpp: {len(tokens)} tokens: {text!r}", flush=True)
-    return text
+    answer = llama(path, [prompt()], options.answer, CONTEXT, threads=options.threads)[0]
+    print(f"llama.cpp: {answer.text!r}", flush=True)
+    gaps = sorted(best[0][1] - best[1][1] for _, best in answer.places)
+    print(f"its two best logits are at least {gaps[0]:.4f} apart, {gaps[len(gaps) // 2]:.4f} in the middle")
+    if ours == answer.text:
+        print(f"all {len(answer.places)} tokens are llama.cpp's")
+        return True
+    at, (piece, logit), (other, other_logit) = answer.first_difference(ours)
+    print(f"the first {at} of {len(answer.places)} tokens are llama.cpp's; then it gives its {piece!r} {logit:.4f}, "
+          f"and our {other!r} {other_logit:.4f}: {logit - other_logit:.4f} less")
+    return logit - other_logit <= TIE
 
 
-freed, kept = dacapo(), dacapo("--keep-windows")
-same = freed["text"] == kept["text"]
-print("the same with pages given back and kept" if same else "DIFFERENT with pages given back and kept")
-if options.llama:
-    theirs = llama()
-    shared = len([1 for a, b in zip(theirs, freed["text"]) if a == b])
-    same &= theirs == freed["text"]
-    print("the same as llama.cpp's" if theirs == freed["text"] else f"not llama.cpp's: {shared} characters agree")
-sys.exit(0 if same else 1)
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.llama or "gemma3-270m"
+        if options.f32:
+            from compare_greedy import written_out
+
+            model = written_out(options.llama, folder)
+        freed, kept = dacapo(model), dacapo(model, "--keep-windows")
+        same = freed["text"] == kept["text"]
+        print("the same with pages given back and kept" if same else "DIFFERENT with pages given back and kept", flush=True)
+        if options.llama:
+            same &= as_llama(model, freed["text"])
+    return int(not same)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

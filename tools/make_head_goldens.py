@@ -5,7 +5,8 @@ crates/model/tests/heads/: an EAGLE-3 head, and a layer of a model's own that pr
     python -m venv .venv && .venv/bin/pip install torch transformers safetensors
     .venv/bin/python tools/make_head_goldens.py
 
-The models are `goldens/smollm3` and `goldens/smollm2`, as `transformers` runs them. The head is written in the usual format
+The models are `goldens/smollm3` and `goldens/smollm2`, and for models with recurrent layers `goldens/qwen3-next` and
+`goldens/qwen3-5`, as `transformers` runs them. The head is written in the usual format
 (config.json, model.safetensors), and its forward pass is below, from the published description: at position p it reads the
 embedding of the token at p + 1 and the hidden states of the model at p, which enter three of its layers. The MTP layer has the
 names of Qwen3-Next (mtp.safetensors, a shard beside the model's own file) and reads the last state of the model; it is a layer of
@@ -20,11 +21,14 @@ import pathlib
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaModel
+from transformers import AutoModelForCausalLM, LlamaModel, Qwen3_5TextModel, Qwen3NextModel
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent / "crates/model/tests"
-MODEL = "smollm3"
-TAPS = [1, 2, 4]
+# Heads, the models that they draft for, and the layers whose inputs they read.
+EAGLE3 = [("eagle3", "smollm3", [1, 2, 4]), ("eagle3-next", "qwen3-next", [0, 1, 2])]
+# Layers of models' own: their models, what runs them, and whether norms are stored less 1.
+MTP = [("mtp", "smollm2", LlamaModel, False), ("mtp-next", "qwen3-next", Qwen3NextModel, True),
+       ("mtp-3-5", "qwen3-5", Qwen3_5TextModel, True)]
 PROMPT, STEPS, DRAFTS = 21, 8, 3
 HEADS, KV_HEADS, DIM, INNER, DRAFT_VOCAB, EPS, THETA = 4, 2, 16, 96, 70, 1e-5, 10000.0
 
@@ -102,33 +106,46 @@ class Head:
         return torch.stack(drafts), torch.stack(logits)
 
 
-class NextLayer:
-    """A layer of a Llama model over fc(norm(embedding), norm(state)); its own last state is what its norm makes."""
+def published(name, value):
+    """A tensor of `transformers` as checkpoints have it: each expert by itself."""
+    root, _, last = name.rpartition(".")
+    if not root.endswith("mlp.experts"):
+        return {name: value}
+    kinds = ["gate_proj", "up_proj"] if last == "gate_up_proj" else [last]
+    return {f"{root}.{expert}.{kind}.weight": part
+            for expert, matrix in enumerate(value) for kind, part in zip(kinds, matrix.chunk(len(kinds)))}
 
-    def __init__(self, model):
+
+class NextLayer:
+    """A layer that attends over fc(norm(embedding), norm(state)); its own last state is what its norm makes."""
+
+    def __init__(self, model, body, less_one):
         torch.manual_seed(3001)
         hidden = model.config.hidden_size
         config = copy.deepcopy(model.config)
         config.num_hidden_layers, config.vocab_size = 1, 8
-        self.body = LlamaModel(config).eval().float()
-        vector = lambda: 1 + 0.3 * torch.randn(hidden)
+        if less_one:
+            config.layer_types = ["full_attention"]
+        self.body, self.base = body(config).eval().float(), 1.0 if less_one else 0.0
+        vector = lambda: 1 - self.base + 0.3 * torch.randn(hidden)
         self.w = {"mtp.fc.weight": 0.15 * torch.randn(hidden, 2 * hidden),
                   "mtp.pre_fc_norm_embedding.weight": vector(), "mtp.pre_fc_norm_hidden.weight": vector()}
         for name, value in self.body.named_parameters():
             value.copy_(vector()[: value.numel()] if "norm" in name else 0.15 * torch.randn_like(value))
             if "embed" not in name:
-                self.w[f"mtp.{name}"] = value
+                self.w |= published(f"mtp.{name}", value)
         self.eps, self.head = model.config.rms_norm_eps, model.lm_head.weight
 
     def drafts(self, embed, tokens, states):
-        scale = lambda x, name: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.w[f"mtp.{name}.weight"]
+        weight = lambda name: self.base + self.w[f"mtp.{name}.weight"]
+        scale = lambda x, name: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * weight(name)
         fed, joined, logits, drafts = tokens[1:], None, [], []
         for _ in range(DRAFTS):
             new = torch.cat([scale(embed[fed], "pre_fc_norm_embedding"), scale(states, "pre_fc_norm_hidden")], -1)
             new = new @ self.w["mtp.fc.weight"].t()
             joined = new if joined is None else torch.cat([joined, new])
             # Over everything that was fed so far: the layer is causal.
-            hidden = self.body(inputs_embeds=joined[None]).last_hidden_state[0]
+            hidden = self.body(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
             logits.append(hidden[-1] @ self.head.t())
             drafts.append(logits[-1].argmax())
             fed, states = drafts[-1][None], hidden[-1:]
@@ -136,12 +153,12 @@ class NextLayer:
 
 
 @torch.no_grad()
-def mtp():
-    folder = TESTS / "goldens/smollm2"
+def mtp(name, target, body, less_one):
+    folder = TESTS / "goldens" / target
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval().float()
     embed = model.get_input_embeddings().weight
     tokens = load_file(folder / "golden.safetensors")["tokens"][:PROMPT].long()
-    layer = NextLayer(model)
+    layer = NextLayer(model, body, less_one)
     all_drafts, all_logits = [], []
     for _ in range(STEPS):
         states = model.model(tokens[None]).last_hidden_state[0]
@@ -149,10 +166,10 @@ def mtp():
         drafts, logits = layer.drafts(embed, tokens, states)
         all_drafts.append(drafts)
         all_logits.append(logits)
-    out = TESTS / "heads/mtp"
+    out = TESTS / "heads" / name
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous().clone() for name, value in layer.w.items()}, out / "mtp.safetensors")
-    finish("mtp", out, tokens, all_drafts, all_logits)
+    finish(name, out, tokens, all_drafts, all_logits)
 
 
 def finish(name, out, tokens, all_drafts, all_logits):
@@ -167,8 +184,8 @@ def finish(name, out, tokens, all_drafts, all_logits):
 
 
 @torch.no_grad()
-def eagle3():
-    folder = TESTS / "goldens" / MODEL
+def eagle3(name, target, taps):
+    folder = TESTS / "goldens" / target
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval().float()
     embed = model.get_input_embeddings().weight
     tokens = load_file(folder / "golden.safetensors")["tokens"][:PROMPT].long()
@@ -176,24 +193,26 @@ def eagle3():
     all_drafts, all_logits = [], []
     for _ in range(STEPS):
         result = model(tokens[None], output_hidden_states=True)
-        states = torch.cat([result.hidden_states[tap][0] for tap in TAPS], -1)
+        states = torch.cat([result.hidden_states[tap][0] for tap in taps], -1)
         tokens = torch.cat([tokens, result.logits[0, -1].argmax()[None]])
         drafts, logits = head.drafts(embed, tokens, states)
         all_drafts.append(drafts)
         all_logits.append(logits)
-    out = TESTS / "heads/eagle3"
+    out = TESTS / "heads" / name
     out.mkdir(parents=True, exist_ok=True)
     config = dict(
         architectures=["LlamaForCausalLMEagle3"], model_type="llama", dtype="float32", hidden_act="silu",
         hidden_size=model.config.hidden_size, intermediate_size=INNER, num_hidden_layers=1, num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS, head_dim=DIM, vocab_size=model.config.vocab_size, draft_vocab_size=DRAFT_VOCAB,
         max_position_embeddings=256, rms_norm_eps=EPS, rope_theta=THETA, tie_word_embeddings=False,
-        eagle_config=dict(eagle_aux_hidden_state_layer_ids=TAPS))
+        eagle_config=dict(eagle_aux_hidden_state_layer_ids=taps))
     (out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     save_file({name: value.contiguous() for name, value in head.w.items()}, out / "model.safetensors")
-    finish("eagle3", out, tokens, all_drafts, all_logits)
+    finish(name, out, tokens, all_drafts, all_logits)
 
 
 if __name__ == "__main__":
-    eagle3()
-    mtp()
+    for head in EAGLE3:
+        eagle3(*head)
+    for layer in MTP:
+        mtp(*layer)

@@ -130,8 +130,8 @@ impl Pool {
 
     /// Prefixes end where there is a copy of what a seat carries, for which the device has so many slots; 0 where they end
     /// anywhere.
-    pub(crate) fn with_states(self, slots: u32) -> Self {
-        Self { states: States::new(slots), ..self }
+    pub(crate) fn with_states(self, slots: u32, store: bool) -> Self {
+        Self { states: States::new(slots).with_store(store && self.cache), ..self }
     }
 
     /// With `log`, collects what is cached and evicted; with `store`, what became idle.
@@ -157,6 +157,35 @@ impl Pool {
                 return Some((page, PageNote { key: names.key(node), parent, tokens, public }));
             }
         }
+    }
+
+    /// The next copy of what a seat carried that may have to be saved, with what a store has to know: it counts as behind the page
+    /// of this name, and does not need the pages before it.
+    pub(crate) fn next_fresh_state(&mut self) -> Option<(u32, PageNote)> {
+        let names = self.names.as_ref()?;
+        let (slot, node) = self.states.next_fresh()?;
+        let tokens = self.tree.tokens(node).into();
+        Some((slot, PageNote { key: names.key(node), parent: None, tokens, public: false }))
+    }
+
+    /// It could not be saved now.
+    pub(crate) fn fresh_state_again(&mut self, slot: u32) {
+        self.states.fresh_again(slot);
+    }
+
+    /// The copy is being saved, and stays until [`Pool::state_saved`].
+    pub(crate) fn begin_state_save(&mut self, slot: u32) {
+        self.states.begin_save(slot);
+    }
+
+    pub(crate) fn state_saved(&mut self, slot: u32) {
+        self.states.saved(slot);
+        self.epoch += 1;
+    }
+
+    /// Copies of what seats carried that are being saved.
+    pub(crate) fn states_saving(&self) -> usize {
+        self.states.saving()
     }
 
     /// Other weights compute the pages from now on.
@@ -286,14 +315,22 @@ impl Pool {
     /// The longest cached prefix of `tokens` after which a sequence can go on, at most `most` pages of it: what a window
     /// before its end sees must be there.
     pub(crate) fn find(&mut self, tenant: u64, tokens: &[Token], most: u32) -> Match {
-        let mut found = Match::default();
-        if !self.cache {
-            return found;
-        }
-        let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
         let mut path = Vec::new();
-        found.count = self.walk(tenant, tokens, most, |node| path.push(node));
-        found.reach = path.len() as u32;
+        let count = self.walk(tenant, tokens, most, |node| path.push(node));
+        self.hold(path, count, true)
+    }
+
+    /// The same without what a sequence needs to go on: all pages of `tokens` that the tree has, whatever is behind them.
+    pub(crate) fn find_pages(&mut self, tenant: u64, tokens: &[Token], most: u32) -> Match {
+        let mut path = Vec::new();
+        self.walk(tenant, tokens, most, |node| path.push(node));
+        let count = path.len() as u32;
+        self.hold(path, count, false)
+    }
+
+    /// Holds the first `count` nodes of a path for the caller, and the state behind them if it is asked for.
+    fn hold(&mut self, path: Vec<Node>, count: u32, state: bool) -> Match {
+        let mut found = Match { count, reach: path.len() as u32, ..Match::default() };
         found.freed = self.kept.first_page(found.count * self.page_size, self.page_size);
         for (&node, index) in path[..found.count as usize].iter().zip(0..) {
             let pages = self.tree.pages(node);
@@ -308,12 +345,18 @@ impl Pool {
         if let Some(&node) = path[..found.count as usize].last() {
             self.tree.open(node);
             found.cursor = Cursor(node);
-            found.state = self.states.of(node);
-            if let Some(slot) = found.state {
-                self.states.pin(slot);
+            if state {
+                found.state = self.keep_state(node);
             }
         }
         found
+    }
+
+    /// Keeps the copy of what the tokens up to this node left, if there is one, until [`Pool::unpin_state`].
+    pub(crate) fn keep_state(&mut self, node: Node) -> Option<u32> {
+        let slot = self.states.of(node)?;
+        self.states.pin(slot);
+        Some(slot)
     }
 
     /// How many pages of `tokens` the tree has for a sequence that goes on after them.
@@ -321,8 +364,19 @@ impl Pool {
         self.walk(tenant, tokens, u32::MAX, |_| {})
     }
 
+    /// How many pages of `tokens` the tree has, with and without what is needed to go on.
+    pub(crate) fn reach(&self, tenant: u64, tokens: &[Token]) -> u32 {
+        let mut reach = 0;
+        self.walk(tenant, tokens, u32::MAX, |_| reach += 1);
+        reach
+    }
+
     /// Visits the nodes of `tokens`, at most `most`, and returns after how many of them a sequence can go on.
     fn walk(&self, tenant: u64, tokens: &[Token], most: u32, mut visit: impl FnMut(Node)) -> u32 {
+        if !self.cache {
+            return 0;
+        }
+        let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
         let mut at = self.tree.root(tenant);
         // Nodes in a row that have the pages of windows, up to the last one visited.
         let (mut known, mut row) = (0, 0);
@@ -380,9 +434,21 @@ impl Pool {
         true
     }
 
-    /// Room for a copy of what a seat carries.
-    pub(crate) fn take_state(&mut self) -> Option<u32> {
-        self.states.take()
+    /// Room for a copy of what a seat carries, which this step makes.
+    pub(crate) fn take_state(&mut self, step: u64) -> Option<u32> {
+        let slot = self.states.take()?;
+        self.states.touch(slot, step);
+        Some(slot)
+    }
+
+    /// Room for a copy that the store makes, where all steps up to `done` are done.
+    pub(crate) fn take_state_after(&mut self, done: u64) -> Option<u32> {
+        self.states.take_after(done)
+    }
+
+    /// This step reads the copy.
+    pub(crate) fn touch_state(&mut self, slot: u32, step: u64) {
+        self.states.touch(slot, step);
     }
 
     /// The copy is of what the tokens up to this node left. A cursor at it or below it is open.

@@ -39,7 +39,7 @@ plants! {
     LoseCopy => "a page is replaced by a copy that is never made",
     MatchWholePrompt => "a fully cached prompt leaves no token to feed",
     FreeWhileSaving => "a page may change while it is being saved",
-    TrustUnfilled => "a page that could not be filled from the store is published",
+    TrustUnfilled => "a page or state that could not be filled from the store is published",
     SilentEviction => "an eviction is not told to those who follow the cache",
     IgnoreTenant => "tenants share cached pages",
     EvictReferenced => "eviction takes a page that a sequence still reads",
@@ -83,6 +83,7 @@ plants! {
     ForgetHistory => "a sequence that joins does not tell its tokens",
     ThinkOn => "a thought goes on when its budget is used up",
     ForgetState => "a sequence that goes on after a cached prefix does not get the state behind it",
+    ReplaceWhileSaving => "a state is replaced while it is being saved to the store",
     SaveOtherPage => "a saved state counts as that behind another page",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }

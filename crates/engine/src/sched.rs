@@ -316,7 +316,9 @@ impl Scheduler {
         let Geometry { pages, page_size, kept, .. } = geometry;
         let pool = Pool::new(pages, page_size, kept, config.prefix_cache, config.prefix_seed);
         Self {
-            pool: pool.with_names(config.cache_events, reports.store).with_states(states),
+            pool: pool
+                .with_names(config.cache_events, reports.store)
+                .with_states(states, reports.store),
             config,
             geometry,
             coverage,

@@ -3,6 +3,9 @@
 //! A page that no sequence reads any more is saved, once, while it is still in the prefix tree; so its eviction needs
 //! no copy. A request that waits, and whose prefix the store has and the tree has not, gets pages for it; they are
 //! filled while steps go on, and only when all are complete are they published to the tree and the request is seated.
+//!
+//! Where layers are recurrent, a page is no prefix without the state behind it. Copies of states are saved as soon as they are in
+//! the tree, under the names of the pages that they are behind, and pages come back as far as there is such a copy, with it.
 
 use crate::engine::Engine;
 use crate::exec::{Executor, Page};
@@ -29,6 +32,10 @@ pub enum Moved {
     Saved(Page),
     /// The page is filled, or (false) its content was not there or damaged.
     Loaded(Page, bool),
+    /// The state in this slot was saved, or could not be; it may change again.
+    StateSaved(u32),
+    /// The slot has the state, or (false) it was not there or damaged.
+    StateLoaded(u32, bool),
 }
 
 /// What one medium of a store did. Counters only grow.
@@ -58,6 +65,13 @@ pub trait Store {
     fn save(&mut self, page: Page, note: PageNote) -> bool;
     /// Begins to fill a page.
     fn load(&mut self, key: PageKey, page: Page);
+    /// Whether it has all of the state behind this page; counts as a use.
+    fn has_state(&mut self, key: PageKey) -> bool;
+    /// Begins to save the state in a slot, below [`Executor::state_copies`], which does not change before
+    /// [`Moved::StateSaved`]. False if it cannot begin now.
+    fn save_state(&mut self, slot: u32, note: PageNote) -> bool;
+    /// Begins to fill a slot with the state behind this page.
+    fn load_state(&mut self, key: PageKey, slot: u32);
     /// Begins what [`Self::load`] was asked for since the last call, if it waited for more.
     fn begin(&mut self) {}
     /// Waits a moment for a copy under way: called when there is nothing else to do.
@@ -82,6 +96,8 @@ impl<X: Executor> Engine<X> {
             match moved {
                 Moved::Saved(page) => self.sched.saved(page),
                 Moved::Loaded(page, whole) => self.sched.loaded(page, whole),
+                Moved::StateSaved(slot) => self.sched.state_saved(slot),
+                Moved::StateLoaded(slot, whole) => self.sched.state_loaded(slot, whole),
             }
         }
         // Saved first: what is loaded may evict it.
@@ -95,15 +111,29 @@ impl<X: Executor> Engine<X> {
             }
             self.sched.begin_save(page);
         }
+        while let Some((slot, note)) = self.sched.next_state_to_save() {
+            if store.has_state(note.key) {
+                continue;
+            }
+            if !store.save_state(slot, note) {
+                self.sched.save_state_later(slot);
+                break;
+            }
+            self.sched.begin_state_save(slot);
+        }
         for key in self.sched.wanting_pages() {
             if self.sched.fetches_are_many() {
                 self.sched.ask_later(key);
                 continue;
             }
-            let names = self.sched.missing_pages(key);
-            let there = names.iter().take_while(|name| store.has(**name)).count();
-            for (name, page) in self.sched.begin_fetch(key, &names[..there]) {
+            let missing = self.sched.missing_pages(key);
+            let count = missing.found(store);
+            let begun = self.sched.begin_fetch(key, &missing, count);
+            for (name, page) in begun.pages {
                 store.load(name, page);
+            }
+            if let Some((name, slot)) = begun.state {
+                store.load_state(name, slot);
             }
         }
         store.begin();

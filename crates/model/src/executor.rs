@@ -5,7 +5,7 @@ use crate::observe::{self, PromptLogits, Scored};
 use crate::sleep::Holding;
 use crate::spec::SpecUse;
 use crate::spec::pace::{Candidate, Pace};
-use crate::store::PageStore;
+use crate::store::Stores;
 use device::{Device, DeviceKind, Report, StepLimits, Tensor};
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, Kept, Row, RowResult, Sampled, StateCopy, Step,
@@ -54,7 +54,7 @@ pub struct GraphExecutor {
     /// State was lost: the runners restart before the next step.
     lost: bool,
     /// Keeps evicted pages.
-    pub(crate) store: Option<PageStore>,
+    pub(crate) store: Option<Stores>,
     /// What is known about the weights.
     pub(crate) holding: Holding,
     /// The adapters that may be put into slots.
@@ -139,7 +139,7 @@ impl GraphExecutor {
     }
 
     /// The same with memory for evicted pages.
-    pub(crate) fn with_store(self, store: Option<PageStore>) -> GraphExecutor {
+    pub(crate) fn with_store(self, store: Option<Stores>) -> GraphExecutor {
         GraphExecutor { store, ..self }
     }
 
@@ -412,7 +412,7 @@ impl Executor for GraphExecutor {
     }
 
     fn store_uses(&self) -> Vec<StoreUse> {
-        self.store.as_ref().map(PageStore::uses).unwrap_or_default()
+        self.store.as_ref().map(Stores::uses).unwrap_or_default()
     }
 
     fn recycle(&mut self, mut result: StepResult) {

@@ -6,6 +6,7 @@
 use crate::Builder;
 use crate::config::{Fields, ModelConfig, Rope};
 use formats::Result;
+use graph::program::ValueId;
 use std::fmt::Debug;
 
 /// A model family.
@@ -31,6 +32,23 @@ pub trait Decoder: Debug + Send + Sync {
 
     /// Whether a tensor that no weight is made of may be left unread.
     fn ignores(&self, _tensor: &str) -> bool {
+        false
+    }
+
+    /// The layer of the model's own that predicts further tokens, from `x` to what its norm reads, or, where it is only `fed`, as far
+    /// as its keys and values. `None` if it is Llama's block.
+    fn next_layer(
+        &self,
+        _config: &ModelConfig,
+        _b: &mut Builder<'_>,
+        _x: ValueId,
+        _fed: bool,
+    ) -> Option<ValueId> {
+        None
+    }
+
+    /// Whether checkpoints store the weights of norms over the residual stream less 1.
+    fn norms_less_one(&self) -> bool {
         false
     }
 }

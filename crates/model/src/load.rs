@@ -11,7 +11,7 @@ use crate::open::{ModelSource, OpenModel};
 use crate::precision::Precision;
 use crate::sleep::Origin;
 use crate::spec::{Ask, Drafted, Method, Speculation};
-use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
+use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, Stores, identity, state_bytes};
 use crate::weights::WeightSpec;
 use device::cpu::Numerics;
 use device::op::KvLayer;
@@ -234,6 +234,10 @@ fn step_limits(
     limits
 }
 
+/// Why a store of pages is refused.
+const NO_COPIES: &str = "evicted pages cannot be used without their states; give --kv-states room, or leave --kv-host-memory and \
+     --kv-disk out";
+
 /// Where evicted pages are kept, if anywhere: its memory is laid out with the rest. `how` is what pages depend on besides
 /// the model's files.
 fn page_store(
@@ -241,11 +245,35 @@ fn page_store(
     options: &LoadOptions,
     how: &str,
     layout: &mut Layout,
-) -> Result<Option<PageStore>, LoadError> {
+) -> Result<Option<Stores>, LoadError> {
+    if options.keep == KeepOptions::default() {
+        return Ok(None);
+    }
     let caches: Vec<u64> = layout.bindings.kv.iter().map(KvLayer::page_bytes).collect();
+    let copies = &layout.bindings.carry_copies;
+    let states: Vec<u64> = copies.iter().map(state_bytes).collect();
+    let parts = if states.is_empty() { 1 } else { 2 };
+    // Drafts change what a seat carries, and how it lies.
+    let carried = format!("{how} states {:?}", states);
+    let pages = one_store(source, options, (how, parts), layout, caches)?;
+    let states = match parts {
+        1 => None,
+        _ => Some(one_store(source, options, (&carried, parts), layout, states)?),
+    };
+    Ok(Some(Stores { pages, states }))
+}
+
+/// A store of things that have so many bytes in each cache or layer, in one of so many equal parts of the memory.
+fn one_store(
+    source: &ModelSource,
+    options: &LoadOptions,
+    (how, parts): (&str, u64),
+    layout: &mut Layout,
+    caches: Vec<u64>,
+) -> Result<PageStore, LoadError> {
     let page_bytes = caches.iter().sum::<u64>().max(1);
     let host = options.keep.host_bytes.map(|bytes| {
-        let bytes = (bytes / page_bytes).max(1) * page_bytes;
+        let bytes = (bytes / parts / page_bytes).max(1) * page_bytes;
         layout.arena.alloc(Region::HostMapped, "kept pages", bytes)
     });
     let disk = match &options.keep.disk {
@@ -254,11 +282,10 @@ fn page_store(
             let identity = identity(source, how);
             let identity = identity.map_err(|error| DiskError::Io(folder.clone(), error))?;
             let shape = Shape { identity, page_bytes, page_tokens: options.page_size };
-            Some(Disk::open(folder, *bytes, shape)?)
+            Some(Disk::open(folder, bytes / parts, shape)?)
         }
     };
-    let keeps = host.is_some() || disk.is_some();
-    Ok(keeps.then(|| PageStore::new(host, disk, caches)))
+    Ok(PageStore::new(host, disk, caches))
 }
 
 /// A model with everything decided that takes no memory: what is loaded, and what tools explain and verify.
@@ -319,15 +346,6 @@ impl Configured {
     }
 }
 
-/// Refuses what the state of recurrent layers does not allow.
-fn recurrent(options: &LoadOptions) -> Result<(), LoadError> {
-    if options.keep != KeepOptions::default() {
-        let why = "evicted pages cannot be used without their state; leave --kv-host-memory and --kv-disk out";
-        return Err(LoadError::Recurrent(why));
-    }
-    Ok(())
-}
-
 /// Decides how a model runs on a target.
 pub fn configure(
     source: &ModelSource,
@@ -344,9 +362,6 @@ pub fn configure(
     }
     let chosen = chosen_precision(config, &*target, options);
     let written = model.write(&*target, numerics, chosen, context)?;
-    if written.program.carry_bytes() > 0 {
-        recurrent(options)?;
-    }
     let chunk = target.prefill_tokens();
     let limits = step_limits(options, &written.program, chunk, context, vectors);
     // Not many more rows of logits than without drafts: with many sequences they do not pay.
@@ -456,6 +471,9 @@ pub fn load_executor(
     let (program, limits, target) = (configured.program(), configured.limits, &configured.target);
     let free = (device.memory_free()? as f64 * options.memory_share) as u64;
     let slots = state_copies(program, &limits, kind, options.state_bytes, free);
+    if options.keep != KeepOptions::default() && program.carry_bytes() > 0 && slots == 0 {
+        return Err(LoadError::Recurrent(NO_COPIES));
+    }
     layout.add_carry_copies(program, slots);
     let pages = match options.pages {
         Some(pages) => pages,

@@ -3,6 +3,8 @@
 //! Threads of its own copy pages, read and write the file ([`mover`]); the engine's thread keeps the index and never
 //! waits for them. A page that is being filled is in no step, and one that is being saved is not changed, so no step
 //! waits for a copy either. A page is found only when all of it was saved. What host memory gives up goes to the file.
+//!
+//! States of recurrent layers have a store of the same kind, with slots of their size and a file of their own ([`Stores`]).
 
 mod disk;
 mod identity;
@@ -14,7 +16,7 @@ pub(crate) use disk::{Disk, Shape};
 pub(crate) use identity::identity;
 
 use crate::executor::GraphExecutor;
-use device::Span;
+use device::{Span, Tensor};
 use engine::exec::Page;
 use engine::pages::{CacheEvent, Medium, PageKey};
 use engine::store::{Moved, PageNote, Store, StoreUse};
@@ -27,7 +29,7 @@ use std::path::PathBuf;
 /// in which twice as many as a step computes must begin, or pages are evicted before their turn.
 const MOST_SAVES: usize = 512;
 
-/// Where evicted pages are kept; nowhere by default.
+/// Where evicted pages, and states of recurrent layers, are kept; nowhere by default. States get half of the bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepOptions {
     /// Bytes of pinned host memory.
@@ -83,6 +85,41 @@ pub(crate) struct PageStore {
     loads: Vec<(Slot, Page)>,
     done: Vec<Moved>,
     events: Vec<CacheEvent>,
+}
+
+/// What a store keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// Pages of the device.
+    Pages,
+    /// Copies of what seats carry; their slots on the device are numbered like pages.
+    States,
+}
+
+/// The store of pages, and that of states where layers are recurrent.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    pub(crate) pages: PageStore,
+    pub(crate) states: Option<PageStore>,
+}
+
+impl Stores {
+    fn of(&mut self, what: What) -> &mut PageStore {
+        match (what, &mut self.states) {
+            (What::States, Some(states)) => states,
+            _ => &mut self.pages,
+        }
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = (What, &mut PageStore)> {
+        let states = self.states.as_mut().map(|states| (What::States, states));
+        [(What::Pages, &mut self.pages)].into_iter().chain(states)
+    }
+
+    /// What each medium did with pages.
+    pub(crate) fn uses(&self) -> Vec<StoreUse> {
+        self.pages.uses()
+    }
 }
 
 impl PageStore {
@@ -211,8 +248,36 @@ impl PageStore {
         }
     }
 
+    fn has(&mut self, key: PageKey) -> bool {
+        let host = self
+            .host
+            .as_mut()
+            .is_some_and(|host| !host.pending.contains_key(&key) && host.slots.get(key).is_some());
+        host || self.filed.as_mut().is_some_and(|filed| {
+            !filed.pending.contains_key(&key) && filed.disk.slots().get(key).is_some()
+        })
+    }
+
+    fn abandon(&mut self) {
+        self.loads.clear();
+        for done in self.mover.finish_all() {
+            self.take(done);
+        }
+        self.done.clear();
+        self.saves = 0;
+        // A copy to host memory may have failed with the device, so none of them is trusted.
+        if let Some(host) = &mut self.host {
+            let empty = Lru::new(host.slots.room());
+            let lost = std::mem::replace(&mut host.slots, empty);
+            lost.notes().for_each(|note| untell(&mut self.events, note, Medium::Host));
+            host.count.failed += lost.len() as u64;
+            host.pending.clear();
+            host.busy.clear();
+        }
+    }
+
     /// What each medium did.
-    pub(crate) fn uses(&self) -> Vec<StoreUse> {
+    fn uses(&self) -> Vec<StoreUse> {
         let of = |medium: Medium, slots: &Lru, count: Count| StoreUse {
             medium,
             pages: slots.len() as u64,
@@ -240,16 +305,33 @@ fn untell(events: &mut Vec<CacheEvent>, note: &PageNote, medium: Medium) {
     }
 }
 
-/// The parts of a page in every cache.
-fn parts(executor: &GraphExecutor, page: Page) -> Vec<Span> {
-    let caches = executor.runners().bindings().kv.iter();
+/// The parts of a page in every cache, or of a state in every layer.
+fn parts(executor: &GraphExecutor, what: What, page: Page) -> Vec<Span> {
     let part = |bytes: u64, span: Span| span.part(u64::from(page.0) * bytes, bytes);
-    caches.map(|cache| part(cache.page_bytes(), cache.span)).collect()
+    let bindings = executor.runners().bindings();
+    match what {
+        What::Pages => {
+            bindings.kv.iter().map(|cache| part(cache.page_bytes(), cache.span)).collect()
+        }
+        What::States => {
+            let copies = bindings.carry_copies.iter();
+            copies.map(|copies| part(state_bytes(copies), copies.span)).collect()
+        }
+    }
+}
+
+/// Bytes of one of the copies in a layer.
+pub(crate) fn state_bytes(copies: &Tensor) -> u64 {
+    copies.dtype.bytes(copies.cols as usize) as u64
 }
 
 impl GraphExecutor {
-    fn kept(&mut self) -> &mut PageStore {
+    fn stores(&mut self) -> &mut Stores {
         self.store.as_mut().expect("only an executor with a store is asked")
+    }
+
+    fn kept(&mut self, what: What) -> &mut PageStore {
+        self.stores().of(what)
     }
 
     fn there(&self) -> mover::There {
@@ -257,9 +339,9 @@ impl GraphExecutor {
     }
 
     /// Begins to save to host memory; false if the slot that would give way is in use.
-    fn save_host(&mut self, page: Page, note: PageNote) -> bool {
-        let (there, from) = (self.there(), parts(self, page));
-        let store = self.kept();
+    fn save_host(&mut self, what: What, page: Page, note: PageNote) -> bool {
+        let (there, from) = (self.there(), parts(self, what, page));
+        let store = self.kept(what);
         let host = store.host.as_mut().expect("the caller looked");
         if host.slots.oldest().is_some_and(|slot| host.busy.contains_key(&slot)) {
             return false;
@@ -281,9 +363,9 @@ impl GraphExecutor {
     }
 
     /// Begins to save to the file.
-    fn save_disk(&mut self, page: Page, note: PageNote) -> bool {
-        let (there, from) = (self.there(), parts(self, page));
-        let store = self.kept();
+    fn save_disk(&mut self, what: What, page: Page, note: PageNote) -> bool {
+        let (there, from) = (self.there(), parts(self, what, page));
+        let store = self.kept(what);
         match store.file_slot(&note) {
             Some((file, slot, ticket)) => {
                 store.mover.write(there, page, from, (note, ticket), (file, slot));
@@ -292,22 +374,9 @@ impl GraphExecutor {
         }
         true
     }
-}
 
-impl Store for GraphExecutor {
-    fn has(&mut self, key: PageKey) -> bool {
-        let store = self.kept();
-        let host = store
-            .host
-            .as_mut()
-            .is_some_and(|host| !host.pending.contains_key(&key) && host.slots.get(key).is_some());
-        host || store.filed.as_mut().is_some_and(|filed| {
-            !filed.pending.contains_key(&key) && filed.disk.slots().get(key).is_some()
-        })
-    }
-
-    fn save(&mut self, page: Page, note: PageNote) -> bool {
-        let store = self.kept();
+    fn save_to(&mut self, what: What, page: Page, note: PageNote) -> bool {
+        let store = self.kept(what);
         let known = |pending: &Pending| pending.contains_key(&note.key);
         if store.host.as_ref().is_some_and(|host| known(&host.pending))
             || store.filed.as_ref().is_some_and(|filed| known(&filed.pending))
@@ -320,15 +389,15 @@ impl Store for GraphExecutor {
             return false;
         }
         let begun = match store.host.is_some() {
-            true => self.save_host(page, note),
-            false => self.save_disk(page, note),
+            true => self.save_host(what, page, note),
+            false => self.save_disk(what, page, note),
         };
-        self.kept().saves += usize::from(begun);
+        self.kept(what).saves += usize::from(begun);
         begun
     }
 
-    fn load(&mut self, key: PageKey, page: Page) {
-        let store = self.kept();
+    fn load_from(&mut self, what: What, key: PageKey, page: Page) {
+        let store = self.kept(what);
         if let Some(host) = &mut store.host
             && !host.pending.contains_key(&key)
             && let Some(slot) = host.slots.get(key)
@@ -341,59 +410,92 @@ impl Store for GraphExecutor {
         let Some((slot, file)) = slot else {
             return store.done.push(Moved::Loaded(page, false));
         };
-        let (there, to) = (self.there(), parts(self, page));
-        self.kept().mover.read(there, page, to, (file, slot, key));
+        let (there, to) = (self.there(), parts(self, what, page));
+        self.kept(what).mover.read(there, page, to, (file, slot, key));
     }
 
-    fn begin(&mut self) {
-        let loads = std::mem::take(&mut self.kept().loads);
+    fn begin_in(&mut self, what: What) {
+        let loads = std::mem::take(&mut self.kept(what).loads);
         if loads.is_empty() {
             return;
         }
-        let pages: Vec<Vec<Span>> = loads.iter().map(|(_, page)| parts(self, *page)).collect();
+        let pages: Vec<_> = loads.iter().map(|(_, page)| parts(self, what, *page)).collect();
         let there = self.there();
-        let store = self.kept();
+        let store = self.kept(what);
         let places = loads.iter().map(|(slot, _)| store.place(*slot)).collect();
         store.mover.load(there, loads, places, pages);
     }
+}
+
+/// A copy of a store of states, as the engine knows it.
+fn of_state(moved: Moved) -> Moved {
+    match moved {
+        Moved::Saved(slot) => Moved::StateSaved(slot.0),
+        Moved::Loaded(slot, whole) => Moved::StateLoaded(slot.0, whole),
+        known => known,
+    }
+}
+
+impl Store for GraphExecutor {
+    fn has(&mut self, key: PageKey) -> bool {
+        self.kept(What::Pages).has(key)
+    }
+
+    fn save(&mut self, page: Page, note: PageNote) -> bool {
+        self.save_to(What::Pages, page, note)
+    }
+
+    fn load(&mut self, key: PageKey, page: Page) {
+        self.load_from(What::Pages, key, page);
+    }
+
+    fn has_state(&mut self, key: PageKey) -> bool {
+        self.stores().states.as_mut().is_some_and(|states| states.has(key))
+    }
+
+    fn save_state(&mut self, slot: u32, note: PageNote) -> bool {
+        self.save_to(What::States, Page(slot), note)
+    }
+
+    fn load_state(&mut self, key: PageKey, slot: u32) {
+        self.load_from(What::States, key, Page(slot));
+    }
+
+    fn begin(&mut self) {
+        self.begin_in(What::Pages);
+        if self.stores().states.is_some() {
+            self.begin_in(What::States);
+        }
+    }
 
     fn poll(&mut self, done: &mut Vec<Moved>) {
-        let store = self.kept();
-        while let Some(found) = store.mover.poll() {
-            store.take(found);
+        for (what, store) in self.stores().all() {
+            while let Some(found) = store.mover.poll() {
+                store.take(found);
+            }
+            match what {
+                What::Pages => done.append(&mut store.done),
+                What::States => done.extend(store.done.drain(..).map(of_state)),
+            }
         }
-        done.append(&mut store.done);
     }
 
     fn rest(&mut self) {
-        let store = self.kept();
-        if store.done.is_empty()
-            && let Some(found) = store.mover.wait_a_moment()
-        {
-            store.take(found);
+        for (_, store) in self.stores().all() {
+            if store.done.is_empty()
+                && let Some(found) = store.mover.wait_a_moment()
+            {
+                store.take(found);
+            }
         }
     }
 
     fn abandon(&mut self) {
-        let store = self.kept();
-        store.loads.clear();
-        for done in store.mover.finish_all() {
-            store.take(done);
-        }
-        store.done.clear();
-        store.saves = 0;
-        // A copy to host memory may have failed with the device, so none of them is trusted.
-        if let Some(host) = &mut store.host {
-            let empty = Lru::new(host.slots.room());
-            let lost = std::mem::replace(&mut host.slots, empty);
-            lost.notes().for_each(|note| untell(&mut store.events, note, Medium::Host));
-            host.count.failed += lost.len() as u64;
-            host.pending.clear();
-            host.busy.clear();
-        }
+        self.stores().all().for_each(|(_, store)| store.abandon());
     }
 
     fn take_events(&mut self) -> Vec<CacheEvent> {
-        std::mem::take(&mut self.kept().events)
+        // States are told to nobody.
+        std::mem::take(&mut self.kept(What::Pages).events)
     }
 }

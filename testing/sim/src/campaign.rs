@@ -161,7 +161,12 @@ impl Plan {
     /// Seeds that can find a planted bug.
     pub fn planted(plant: Plant) -> Plan {
         let windows = matches!(plant, Plant::FreeTooEarly | Plant::ReadPast);
-        let states = [Plant::ForgetState, Plant::SaveOtherPage, Plant::KeepRejected];
+        let states = [
+            Plant::ForgetState,
+            Plant::SaveOtherPage,
+            Plant::ReplaceWhileSaving,
+            Plant::KeepRejected,
+        ];
         let (carries, several) = (states.contains(&plant), plant == Plant::KeepRejected);
         Plan { plant: Some(plant), several, windows, carries, ..Plan::default() }
     }

@@ -104,7 +104,7 @@ impl Run {
         let mut shelf = Rng::new(seed, 13);
         let windows = scenario.geometry.kept.windowed > 0;
         let carries = scenario.states > 0;
-        device.shelf = (shelf.one_in(2) && !windows && !carries).then(|| Shelf::new(shelf));
+        device.shelf = (shelf.one_in(2) && !windows).then(|| Shelf::new(shelf));
         if carries {
             device.carried = Carried::new(scenario.geometry.seats, scenario.states);
         }

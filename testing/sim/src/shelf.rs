@@ -1,9 +1,10 @@
 //! The fake device's store: copies are done late, some fail, and old pages give way to new ones.
 //!
 //! A copy reads or writes the page when it is done, not when it begins, so that a page that was used for something else
-//! in between is detected.
+//! in between is detected. States of recurrent layers are copied in the same way.
 
 use crate::device::{FakeDevice, POISON};
+use crate::oracle::Prefix;
 use crate::rng::Rng;
 use engine::exec::Page;
 use engine::pages::{CacheEvent, Medium, PageKey};
@@ -14,6 +15,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub(crate) struct Shelf {
     kept: BTreeMap<PageKey, (bool, Vec<u64>)>,
     order: VecDeque<PageKey>,
+    /// What tokens left, and in which order it came.
+    states: VecDeque<(PageKey, Option<Prefix>)>,
     room: usize,
     under_way: Vec<(u32, Copy)>,
     events: Vec<CacheEvent>,
@@ -24,6 +27,8 @@ pub(crate) struct Shelf {
 enum Copy {
     Save(Page, PageNote),
     Load(PageKey, Page),
+    SaveState(u32, PageKey),
+    LoadState(PageKey, u32),
 }
 
 impl Shelf {
@@ -32,6 +37,7 @@ impl Shelf {
         Self {
             kept: BTreeMap::new(),
             order: VecDeque::new(),
+            states: VecDeque::new(),
             room,
             under_way: Vec::new(),
             events: Vec::new(),
@@ -46,6 +52,30 @@ impl Shelf {
         let mut blocks: Vec<u64> = public.map(|(key, _)| key.block()).collect();
         blocks.sort_unstable();
         blocks
+    }
+
+    fn keep_state(&mut self, key: PageKey, state: Option<Prefix>) {
+        if self.states.iter().any(|(known, _)| *known == key) {
+            return;
+        }
+        if self.states.len() >= self.room {
+            self.states.pop_front();
+        }
+        self.states.push_back((key, state));
+    }
+
+    /// Begins a copy, or refuses to.
+    fn begin_save(&mut self, copy: Copy) -> bool {
+        if self.rng.one_in(4) || self.under_way.len() > 6 {
+            return false;
+        }
+        self.begin(copy);
+        true
+    }
+
+    fn begin(&mut self, copy: Copy) {
+        let delay = self.rng.range(0, 3);
+        self.under_way.push((delay, copy));
     }
 
     fn keep(&mut self, note: PageNote, cells: Vec<u64>) {
@@ -81,20 +111,25 @@ impl Store for FakeDevice {
     }
 
     fn save(&mut self, page: Page, note: PageNote) -> bool {
-        let shelf = self.shelf();
-        if shelf.rng.one_in(4) || shelf.under_way.len() > 6 {
-            return false;
-        }
-        let delay = shelf.rng.range(0, 3);
-        shelf.under_way.push((delay, Copy::Save(page, note)));
-        true
+        self.shelf().begin_save(Copy::Save(page, note))
     }
 
     fn load(&mut self, key: PageKey, page: Page) {
         self.fill(page, &[]);
-        let shelf = self.shelf();
-        let delay = shelf.rng.range(0, 3);
-        shelf.under_way.push((delay, Copy::Load(key, page)));
+        self.shelf().begin(Copy::Load(key, page));
+    }
+
+    fn has_state(&mut self, key: PageKey) -> bool {
+        self.shelf().states.iter().any(|(known, _)| *known == key)
+    }
+
+    fn save_state(&mut self, slot: u32, note: PageNote) -> bool {
+        self.shelf().begin_save(Copy::SaveState(slot, note.key))
+    }
+
+    fn load_state(&mut self, key: PageKey, slot: u32) {
+        self.carried.put(slot, None);
+        self.shelf().begin(Copy::LoadState(key, slot));
     }
 
     fn poll(&mut self, done: &mut Vec<Moved>) {
@@ -117,6 +152,19 @@ impl Store for FakeDevice {
                     shelf.loads += u64::from(cells.is_some());
                     self.fill(page, cells.as_deref().unwrap_or(&[]));
                     done.push(Moved::Loaded(page, cells.is_some()));
+                }
+                Copy::SaveState(slot, key) => {
+                    let state = self.carried.copy(slot);
+                    self.shelf().keep_state(key, state);
+                    done.push(Moved::StateSaved(slot));
+                }
+                Copy::LoadState(key, slot) => {
+                    let shelf = self.shelf();
+                    let lost = shelf.rng.one_in(8);
+                    let there = shelf.states.iter().find(|(known, _)| *known == key && !lost);
+                    let there = there.map(|(_, state)| *state);
+                    self.carried.put(slot, there.flatten());
+                    done.push(Moved::StateLoaded(slot, there.is_some()));
                 }
             }
         }

@@ -203,6 +203,15 @@ impl Scheduler {
         self.pool.find(sequence.cold.spec.tenant, &sequence.tokens, most)
     }
 
+    /// All cached pages of the prefix, where `count` more than a sequence can begin behind are of use and the tree lacks `lacks` of
+    /// these.
+    pub(super) fn pages_to(&mut self, key: Key, lacks: usize, count: usize) -> Match {
+        let sequence = &self.sequences[key];
+        let (tenant, tokens) = (sequence.cold.spec.tenant, &sequence.tokens);
+        let begins = self.pool.known(tenant, tokens) as usize;
+        self.pool.find_pages(tenant, tokens, (begins + count - lacks) as u32)
+    }
+
     /// The sequence was seated: counts it as overtaking the first waiting request of every call that
     /// arrived before it.
     fn overtake(&mut self, key: Key) {

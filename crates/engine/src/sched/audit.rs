@@ -27,9 +27,10 @@ impl Scheduler {
     /// Recounts holders, seats and states; an error names what does not add up.
     pub(crate) fn audit(&self) -> Result<(), String> {
         let cursors = self.sequences.iter().filter_map(Sequence::seated).map(|at| &at.cursor);
-        let saving = self.sequences.iter().map(|sequence| sequence.cold.saved.len()).sum();
+        let saving: usize = self.sequences.iter().map(|sequence| sequence.cold.saved.len()).sum();
         let restored = self.sequences.iter().filter(|sequence| sequence.cold.restore.is_some());
-        let states = (saving, restored.count());
+        let (loading, kept) = self.fetched_states();
+        let states = (saving + loading, restored.count() + kept);
         self.pool.audit(cursors.chain(self.fetch_cursors()), states)?;
         let pages = self.pool.counts().total as usize;
         let mut holders = vec![0u32; pages];

@@ -1,11 +1,11 @@
-//! Pages that come from the store, and pages that go there.
+//! Pages that come from the store, and pages that go there, with the states behind them.
 
 use super::Scheduler;
 use crate::exec::Page;
 use crate::pages::{Cursor, Match, PageKey};
 use crate::plant::{Plant, planted};
 use crate::sequence::Key;
-use crate::store::PageNote;
+use crate::store::{PageNote, Store};
 
 /// Most waiting requests whose pages are being loaded.
 const MOST_FETCHES: usize = 4;
@@ -24,10 +24,43 @@ pub(super) struct Fetch {
     tenant: u64,
     /// Pages to fill, in order; empty when all is done.
     pages: Vec<Page>,
+    /// The slot of the state behind the last of them, until all is done.
+    state: Option<u32>,
+    /// Whether that state came.
+    carried: bool,
     /// Copies that are not done.
     left: usize,
     /// The first page that could not be filled.
     broken: usize,
+}
+
+/// The pages of a waiting request's prefix that a sequence cannot begin behind.
+pub(crate) struct Missing {
+    /// Their names. Those before the first one have what is needed.
+    names: Vec<PageKey>,
+    /// Of these, from the first, pages that the tree has; only states are missing there.
+    cached: usize,
+    /// Whether a sequence needs the state behind the last page.
+    carries: bool,
+}
+
+impl Missing {
+    /// How many of them it makes sense to fetch.
+    pub(crate) fn found(&self, store: &mut dyn Store) -> usize {
+        let pages = self.names[self.cached..].iter().take_while(|name| store.has(**name)).count();
+        let there = &self.names[..self.cached + pages];
+        match self.carries {
+            true => there.iter().rposition(|name| store.has_state(*name)).map_or(0, |at| at + 1),
+            false => there.len(),
+        }
+    }
+}
+
+/// What is to be filled for a request.
+#[derive(Default)]
+pub(crate) struct Begun {
+    pub(crate) pages: Vec<(PageKey, Page)>,
+    pub(crate) state: Option<(PageKey, u32)>,
 }
 
 impl Scheduler {
@@ -53,6 +86,27 @@ impl Scheduler {
         if let Some(at) = self.saving.iter().position(|saving| *saving == page) {
             self.saving.swap_remove(at);
             self.pool.give(page);
+        }
+    }
+
+    /// The next copy of what a seat carried that may have to be saved.
+    pub(crate) fn next_state_to_save(&mut self) -> Option<(u32, PageNote)> {
+        self.pool.next_fresh_state()
+    }
+
+    pub(crate) fn save_state_later(&mut self, slot: u32) {
+        self.pool.fresh_state_again(slot);
+    }
+
+    pub(crate) fn begin_state_save(&mut self, slot: u32) {
+        if !planted(Plant::ReplaceWhileSaving) {
+            self.pool.begin_state_save(slot);
+        }
+    }
+
+    pub(crate) fn state_saved(&mut self, slot: u32) {
+        if !planted(Plant::ReplaceWhileSaving) {
+            self.pool.state_saved(slot);
         }
     }
 
@@ -94,8 +148,8 @@ impl Scheduler {
         self.sequences[key].cold.looked_up = None;
     }
 
-    /// The names of the pages of a waiting request's prefix that the tree does not have.
-    pub(crate) fn missing_pages(&mut self, key: Key) -> Vec<PageKey> {
+    /// The pages of a waiting request's prefix behind which it cannot begin yet.
+    pub(crate) fn missing_pages(&mut self, key: Key) -> Missing {
         let sequence = &self.sequences[key];
         let size = self.geometry.page_size;
         let most = (sequence.goal().saturating_sub(1) / size) as usize;
@@ -107,19 +161,33 @@ impl Scheduler {
             name = name.child(tokens);
             name
         });
-        names.skip(known).collect()
+        let names: Vec<PageKey> = names.skip(known).collect();
+        let carries = self.reports.carries;
+        let reach =
+            if carries { self.pool.reach(tenant, &sequence.tokens) as usize } else { known };
+        let cached = (reach - known).min(names.len());
+        Missing { names, cached, carries }
     }
 
-    /// Takes pages for these names, which follow what the tree has; none if there is no room for the whole request.
-    pub(crate) fn begin_fetch(&mut self, key: Key, names: &[PageKey]) -> Vec<(PageKey, Page)> {
-        if names.is_empty() {
-            return Vec::new();
-        }
-        let found = self.find_cached(key);
+    /// Takes room for the first `count` of them that the tree does not have, and for the state behind them; for nothing if there
+    /// is no room for the whole request.
+    pub(crate) fn begin_fetch(&mut self, key: Key, missing: &Missing, count: usize) -> Begun {
+        let Missing { names, cached, carries } = missing;
+        let Some(&last) = names[..count].last() else { return Begun::default() };
+        let names = &names[(*cached).min(count)..count];
+        let found =
+            if *carries { self.pages_to(key, names.len(), count) } else { self.find_cached(key) };
         let need = self.pages_needed(key, found.count);
-        if !self.pool.ensure(need + self.spare_pages()) {
+        let done = self.done();
+        let room = self.pool.ensure(need + self.spare_pages());
+        let state = if *carries && room { self.pool.take_state_after(done) } else { None };
+        if !room || (*carries && state.is_none()) {
             self.release(found);
-            return Vec::new();
+            // Others have the slots, and will be seated soon.
+            if room && !self.fetches.is_empty() {
+                self.ask_later(key);
+            }
+            return Begun::default();
         }
         let take = |_: &PageKey| self.pool.take().expect("ensured above");
         let mut pages: Vec<Page> = names.iter().map(take).collect();
@@ -128,10 +196,21 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         sequence.cold.fetches += 1;
         let (arrival, tenant) = (sequence.cold.arrival, sequence.cold.spec.tenant);
-        let (left, broken) = (pages.len(), pages.len());
+        let (left, broken) = (pages.len() + usize::from(state.is_some()), pages.len());
         let loads = names.iter().copied().zip(pages.iter().copied()).collect();
-        self.fetches.push(Fetch { key, arrival, found, tenant, pages, left, broken });
-        loads
+        let carried = false;
+        self.fetches.push(Fetch {
+            key,
+            arrival,
+            found,
+            tenant,
+            pages,
+            state,
+            carried,
+            left,
+            broken,
+        });
+        Begun { pages: loads, state: state.map(|slot| (last, slot)) }
     }
 
     /// A page was filled, or not.
@@ -152,20 +231,51 @@ impl Scheduler {
         }
     }
 
+    /// The state behind the pages of a fetch came, or not.
+    pub(crate) fn state_loaded(&mut self, slot: u32, whole: bool) {
+        let of = |fetch: &Fetch| fetch.state == Some(slot);
+        let Some(fetch) = self.fetches.iter().position(of) else { return };
+        let entry = &mut self.fetches[fetch];
+        entry.carried = whole || planted(Plant::TrustUnfilled);
+        entry.left -= 1;
+        if entry.left == 0 {
+            self.complete(fetch);
+        }
+    }
+
+    /// The last step that is done, with all before it.
+    fn done(&self) -> u64 {
+        let formed = self.stalled.then_some(self.numbered);
+        let pending = self.flights.front().map(|flight| flight.number).or(formed);
+        pending.map_or(self.numbered, |number| number - 1)
+    }
+
     /// All copies are done: publishes what was filled, for the request, or for others if it has left.
     fn complete(&mut self, index: usize) {
         let entry = &mut self.fetches[index];
         let (pages, held) = (std::mem::take(&mut entry.pages), entry.found.count as usize);
         let (whole, tenant, key) = (entry.broken, entry.tenant, entry.key);
+        let (state, carried) = (entry.state.take(), entry.carried && whole == pages.len());
         let mut cursor = std::mem::take(&mut entry.found.cursor);
         let size = self.geometry.page_size as usize;
         let waits = self.fetch_waits(index);
         if waits {
             let tokens = self.sequences[key].tokens.chunks_exact(size).skip(held);
+            let mut all = true;
             for (tokens, &page) in tokens.zip(&pages[..whole]) {
-                self.pool.publish(&mut cursor, tenant, tokens, &[page]);
+                all &= self.pool.publish(&mut cursor, tenant, tokens, &[page]);
             }
             self.stats.fetched_pages += whole as u64;
+            match (state, cursor.node()) {
+                (Some(slot), Some(node)) if carried && all => {
+                    self.pool.attach_state(node, slot);
+                    self.fetches[index].found.state = self.pool.keep_state(node);
+                }
+                (Some(slot), _) => self.pool.release_state(slot),
+                (None, _) => {}
+            }
+        } else if let Some(slot) = state {
+            self.pool.release_state(slot);
         }
         self.pool.give_table(&pages);
         let found = &mut self.fetches[index].found;
@@ -224,7 +334,14 @@ impl Scheduler {
     /// Copies between pages and the store that are under way.
     pub(crate) fn copies(&self) -> usize {
         let loading = self.fetches.iter().filter(|fetch| fetch.left > 0).count();
-        loading + self.saving.len()
+        loading + self.saving.len() + self.pool.states_saving()
+    }
+
+    /// Slots that states are loaded into, and copies of states that are kept for requests, for the audit.
+    pub(super) fn fetched_states(&self) -> (usize, usize) {
+        let count =
+            |of: &dyn Fn(&Fetch) -> bool| self.fetches.iter().filter(|fetch| of(fetch)).count();
+        (count(&|fetch| fetch.state.is_some()), count(&|fetch| fetch.found.state.is_some()))
     }
 
     /// The device's state is lost: nothing that was copied counts.

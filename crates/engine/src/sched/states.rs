@@ -50,6 +50,8 @@ impl Scheduler {
             self.step.states.push(StateCopy::Restore { slot, seat: at.seat });
         }
         self.stats.states_restored += 1;
+        // The step that is being formed.
+        self.pool.touch_state(slot, self.numbered + 1);
         // Copies are made in order: one that replaces it is made later.
         self.pool.unpin_state(slot);
     }
@@ -63,7 +65,7 @@ impl Scheduler {
         };
         *mark = 0;
         let Some(at) = sequence.seated() else { return };
-        let Some(slot) = self.pool.take_state() else { return };
+        let Some(slot) = self.pool.take_state(self.numbered + 1) else { return };
         let pages = start / self.geometry.page_size - u32::from(planted(Plant::SaveOtherPage));
         // Where results come back before the next step is formed, the page is published already.
         let node = at.cursor.node().filter(|_| at.published == pages);

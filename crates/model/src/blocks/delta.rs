@@ -130,7 +130,47 @@ impl DeltaNet {
         (b.linear("delta_out", o, &[source], false, Cut::Cols), stream)
     }
 
-    /// Attention of `h`, each element of a head multiplied by a gate, and its output projection; and `stream` likewise.
+    /// The rows that make queries, or with `gates` the gates behind them: checkpoints have the gate of a head behind its query.
+    fn queries(&self, config: &ModelConfig, gates: bool) -> Vec<Source> {
+        let (dim, heads) = (config.head_dim, config.q_heads);
+        let all = tensor("self_attn.q_proj", "attn_q", 2 * heads * dim);
+        let from = if gates { dim } else { 0 };
+        (0..heads).map(|head| all.part(head * 2 * dim + from, dim)).collect()
+    }
+
+    /// Attention of `h`, without gates.
+    fn attention(
+        &self,
+        config: &ModelConfig,
+        b: &mut Builder<'_>,
+        h: ValueId,
+        rope: RopeId,
+    ) -> ValueId {
+        let kv = config.kv_width();
+        let keys = tensor("self_attn.k_proj", "attn_k", kv).rotated(self.rotated);
+        let queries = self.queries(config, false).into_iter();
+        let sources: Vec<Source> = queries
+            .map(|source| source.rotated(self.rotated))
+            .chain([keys, tensor("self_attn.v_proj", "attn_v", kv)])
+            .collect();
+        let qkv = b.linear("qkv", h, &sources, false, Cut::Whole);
+        let options = Attention {
+            head_norms: true,
+            norms_less_one: true,
+            rotated: self.rotated,
+            ..Attention::new(config, rope)
+        };
+        rotate_and_attend(config, b, qkv, &options)
+    }
+
+    /// Each element of `a` multiplied by its gate, which `h` makes, and the output projection.
+    fn gated(&self, config: &ModelConfig, b: &mut Builder<'_>, a: ValueId, h: ValueId) -> ValueId {
+        let gate = b.linear("attn_gate", h, &self.queries(config, true), false, Cut::Whole);
+        let a = b.ops().gated("attn_gated", a, (gate, 0), Gate::Sigmoid, None, false);
+        output(config, b, a)
+    }
+
+    /// Attention of `h` and its output projection, and `stream`: in the last layer of the last token of each row only.
     fn attend(
         &self,
         config: &ModelConfig,
@@ -138,31 +178,36 @@ impl DeltaNet {
         (h, stream): (ValueId, ValueId),
         rope: RopeId,
     ) -> (ValueId, ValueId) {
-        let (dim, heads) = (config.head_dim, config.q_heads);
-        // Checkpoints have the gate of a head behind its query.
-        let all = tensor("self_attn.q_proj", "attn_q", 2 * heads * dim);
-        let part = |from: usize| (0..heads).map(move |head| all.part(head * 2 * dim + from, dim));
-        let kv = config.kv_width();
-        let keys = tensor("self_attn.k_proj", "attn_k", kv).rotated(self.rotated);
-        let sources: Vec<Source> = part(0)
-            .map(|source| source.rotated(self.rotated))
-            .chain([keys, tensor("self_attn.v_proj", "attn_v", kv)])
-            .collect();
-        let qkv = b.linear("qkv", h, &sources, false, Cut::Whole);
-        let gates: Vec<Source> = part(dim).collect();
-        let options = Attention {
-            head_norms: true,
-            norms_less_one: true,
-            rotated: self.rotated,
-            ..Attention::new(config, rope)
-        };
-        let a = rotate_and_attend(config, b, qkv, &options);
+        let a = self.attention(config, b, h, rope);
         let (a, stream) = last_tokens(b, a, stream);
         let h = last_token(b, "gate_last", h);
-        let gate = b.linear("attn_gate", h, &gates, false, Cut::Whole);
-        let a = b.ops().gated("attn_gated", a, (gate, 0), Gate::Sigmoid, None, false);
-        (output(config, b, a), stream)
+        (self.gated(config, b, a, h), stream)
     }
+
+    /// What comes after attention or recurrence; `experts` in place of an MLP.
+    fn after(
+        &self,
+        config: &ModelConfig,
+        b: &mut Builder<'_>,
+        x: ValueId,
+        experts: Option<&Experts>,
+    ) -> ValueId {
+        let h = b.rms_norm(
+            "mlp_norm",
+            x,
+            norm(config, "post_attention_layernorm", "post_attention_norm"),
+        );
+        if let Some(experts) = experts {
+            return experts.build(b, x, h);
+        }
+        let d = gated_mlp(config, b, h, Activation::Silu);
+        b.ops().add("mlp_out", x, d)
+    }
+}
+
+/// The weight of a norm of the residual stream, which is stored less 1.
+fn norm(config: &ModelConfig, json: &'static str, gguf: &'static str) -> Source {
+    tensor(json, gguf, config.hidden).less_one()
 }
 
 /// A number from 1 to `most` by its two names.
@@ -259,25 +304,41 @@ impl Decoder for DeltaNet {
 
     fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {
         let rope = b.rope(&self.rope);
-        // Norms of the residual stream are stored less 1.
-        let norm = |json, gguf| tensor(json, gguf, config.hidden).less_one();
         let x = b.embed();
         let x = layers(config, b, x, |b, layer, x| {
-            let h = b.rms_norm("attn_norm", x, norm("input_layernorm", "attn_norm"));
+            let h = b.rms_norm("attn_norm", x, norm(config, "input_layernorm", "attn_norm"));
             let (o, x) = match self.attends[layer] {
                 true => self.attend(config, b, (h, x), rope),
                 false => self.recur(config, b, h, x),
             };
             let x = b.ops().add("attn_out", x, o);
-            let h =
-                b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "post_attention_norm"));
-            if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
-                return experts.build(b, x, h);
-            }
-            let d = gated_mlp(config, b, h, Activation::Silu);
-            b.ops().add("mlp_out", x, d)
+            let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
+            self.after(config, b, x, experts)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
+        let h = b.rms_norm("norm", x, norm(config, "norm", "output_norm"));
         b.end(h, |_, logits| logits);
+    }
+
+    /// It attends, and has experts where other layers do.
+    fn next_layer(
+        &self,
+        config: &ModelConfig,
+        b: &mut Builder<'_>,
+        x: ValueId,
+        fed: bool,
+    ) -> Option<ValueId> {
+        let rope = b.rope(&self.rope);
+        let h = b.rms_norm("attn_norm", x, norm(config, "input_layernorm", ""));
+        let a = self.attention(config, b, h, rope);
+        if fed {
+            return Some(a);
+        }
+        let o = self.gated(config, b, a, h);
+        let x = b.ops().add("attn_out", x, o);
+        Some(self.after(config, b, x, self.experts.as_ref()))
+    }
+
+    fn norms_less_one(&self) -> bool {
+        true
     }
 }

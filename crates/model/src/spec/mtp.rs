@@ -1,11 +1,11 @@
 //! A layer of the model's own drafts: one that was trained with it to predict the token after the next (`mtp.…` in the checkpoint, with
-//! the names of Qwen3-Next). For the token at position p + 1 it joins that token's embedding with the model's last state at p, and for further
+//! the names of Qwen3-Next): Llama's block, or what the model's own decoder says. For the token at position p + 1 it joins that token's embedding with the model's last state at p, and for further
 //! drafts with its own. Embedding and head are the model's.
 
 use super::{Ask, Beside, Drafting};
 use crate::LoadError;
 use crate::blocks::{self, Attention};
-use crate::builder::{Builder, Written, tensor};
+use crate::builder::{Builder, Source, Written, tensor};
 use crate::config::{ModelConfig, Rope};
 use crate::families::Decoder;
 use crate::open::OpenModel;
@@ -32,13 +32,15 @@ impl Drafting for Mtp {
                 "needs a model with a layer for it: there is no tensor mtp.fc.weight",
             ));
         }
-        let rope = model.config.decoder.ropes().into_iter().next();
+        let own = model.config.decoder.clone();
+        let rope = own.ropes().into_iter().next();
         let rope = rope.ok_or(wrong("needs a model with rotations"))?;
         let width = verifier.program.tap_last()?;
         let head_norms = model.has("mtp.layers.0.self_attn.q_norm.weight");
         (model.config.root, model.config.layers) = ("mtp.".into(), 1);
         let [feed, first, next] = [Part::Feed, Part::First, Part::Next].map(|part| {
-            let layer = Layer { part, rope: rope.clone(), head_norms };
+            let (rope, own) = (rope.clone(), own.clone());
+            let layer = Layer { part, rope, head_norms, own };
             model.config.decoder = Arc::new(layer);
             let Ask { target, numerics, precision, context, .. } = *ask;
             model.write_drafter(&verifier.program, target, numerics, precision, context)
@@ -69,9 +71,17 @@ struct Layer {
     part: Part,
     rope: Rope,
     head_norms: bool,
+    /// The model's decoder.
+    own: Arc<dyn Decoder>,
 }
 
 impl Layer {
+    /// The weight of a norm of the residual stream.
+    fn norm(&self, config: &ModelConfig, name: &'static str) -> Source {
+        let source = tensor(name, "", config.hidden);
+        if self.own.norms_less_one() { source.less_one() } else { source }
+    }
+
     /// The embedding and the state, brought together to one row.
     fn joined(&self, config: &ModelConfig, b: &mut Builder<'_>) -> Option<ValueId> {
         let hidden = config.hidden;
@@ -83,7 +93,7 @@ impl Layer {
         let table = b.shared("embed")?;
         let e = b.ops().embed("embed", table);
         Some(b.layer(0, |b| {
-            let norm = |name| tensor(name, "", hidden);
+            let norm = |name| self.norm(config, name);
             let e = b.rms_norm("embed_norm", e, norm("/mtp.pre_fc_norm_embedding"));
             let h = b.rms_norm("state_norm", h, norm("/mtp.pre_fc_norm_hidden"));
             let fc = [tensor("/mtp.fc", "", hidden)];
@@ -94,12 +104,16 @@ impl Layer {
     }
 
     fn layer(&self, config: &ModelConfig, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let fed = self.part == Part::Feed;
+        if let Some(x) = self.own.next_layer(config, b, x, fed) {
+            return x;
+        }
         let rope = b.rope(&self.rope);
-        let norm = |json| tensor(json, "", config.hidden);
+        let norm = |name| self.norm(config, name);
         let h = b.rms_norm("attn_norm", x, norm("input_layernorm"));
         let options = Attention { head_norms: self.head_norms, ..Attention::new(config, rope) };
         let a = blocks::attention(config, b, h, &options);
-        if self.part == Part::Feed {
+        if fed {
             return a;
         }
         let o = blocks::output(config, b, a);
@@ -121,7 +135,7 @@ impl Decoder for Layer {
         if self.part == Part::Feed {
             return;
         }
-        let h = b.rms_norm("norm", x, tensor("/mtp.norm", "", config.hidden));
+        let h = b.rms_norm("norm", x, self.norm(config, "/mtp.norm"));
         b.ops().keep("keep", h);
         let Some(head) = b.shared("lm_head").or_else(|| b.shared("embed")) else { return };
         let logits = b.ops().logits("lm_head", h, head);

@@ -9,9 +9,11 @@ use engine::{Engine, EngineConfig};
 use formats::checkpoint::Checkpoint;
 use graph::ShapeKey;
 use model::{
-    GraphExecutor, LoadError, LoadOptions, LoadedExecutor, ModelSource, Precision, load_executor,
+    GraphExecutor, LoadError, LoadOptions, LoadedExecutor, ModelSource, Precision, Speculation,
+    load_executor,
 };
 use std::path::PathBuf;
+use tempfile::TempDir;
 
 const DRAFTS: u32 = 3;
 /// The float32 error through the model's layers and the head's.
@@ -40,11 +42,17 @@ fn load_with(
     load_executor(source, device, &options, &|_| {})
 }
 
-/// The head of `heads/eagle3` beside a model of the goldens.
-fn load(device: &Device, target: &str) -> Result<LoadedExecutor, LoadError> {
+/// A head of `heads` beside a model of the goldens.
+fn load(device: &Device, target: &str, head: &str) -> Result<LoadedExecutor, LoadError> {
     let source = ModelSource::Checkpoint(models::folder().join(target));
-    load_with(device, &source, "eagle3", Some(folder("eagle3")))
+    load_with(device, &source, "eagle3", Some(folder(head)))
 }
+
+/// Heads and what they draft for: a model that attends in every layer, and one with recurrent layers.
+const HEADS: [(&str, &str); 2] = [("eagle3", "smollm3"), ("eagle3-next", "qwen3-next")];
+/// Layers of models' own.
+const LAYERS: [(&str, &str); 3] =
+    [("mtp", "smollm2"), ("mtp-next", "qwen3-next"), ("mtp-3-5", "qwen3-5")];
 
 struct Golden {
     tokens: Vec<u32>,
@@ -160,42 +168,75 @@ fn logits(executor: &GraphExecutor, golden: &Golden, step: usize) {
 
 #[test]
 fn an_eagle3_head_drafts_what_pytorch_does() {
-    let device = device::cpu::open(Some(2), false).unwrap();
-    check(&|| load(&device, "smollm3").unwrap().executor, &golden("eagle3"), 21);
+    let device = models::cpu();
+    for (head, target) in HEADS {
+        check(&|| load(&device, target, head).unwrap().executor, &golden(head), 21);
+    }
 }
 
 #[test]
 fn an_eagle3_head_drafts_what_pytorch_does_on_the_gpu() {
     match Device::open(DeviceChoice::Cuda(0)) {
         Ok((device, _)) => {
-            check(&|| load(&device, "smollm3").unwrap().executor, &golden("eagle3"), 21);
+            for (head, target) in HEADS {
+                check(&|| load(&device, target, head).unwrap().executor, &golden(head), 21);
+            }
         }
         Err(reason) => eprintln!("skipped: no GPU ({reason})"),
     }
 }
 
-/// Whole answers with the head are those without: from cached prefixes, preempted, in pieces, in loops.
+/// Whole answers with a head or a layer are those without: from cached prefixes, preempted, in pieces, in loops.
 #[test]
 fn answers_with_a_head_are_those_without() {
-    let device = device::cpu::open(Some(2), false).unwrap();
+    same_answers(
+        ModelSource::Checkpoint(models::folder().join("smollm3")),
+        "eagle3:4",
+        "eagle3",
+        None,
+    );
+}
+
+/// The same where recurrent layers must forget what was rejected, in float32 like `--numerics exact`, too.
+#[test]
+fn answers_of_recurrent_layers_with_a_head_are_those_without() {
+    let (head, target) = HEADS[1];
+    let source = || ModelSource::Checkpoint(models::folder().join(target));
+    for precision in [None, Some(Precision::EXACT)] {
+        same_answers(source(), "eagle3:3", head, precision);
+        for (layer, target) in &LAYERS[1..] {
+            let folder = with_layer(target, layer);
+            let source = ModelSource::Checkpoint(folder.path().into());
+            same_answers(source, "mtp:2", "", precision);
+        }
+    }
+}
+
+/// `head` is empty where a layer of the model's own drafts.
+fn same_answers(source: ModelSource, how: &str, head: &str, precision: Option<Precision>) {
+    let device = match precision {
+        Some(_) => models::cpu(),
+        None => device::cpu::open(Some(2), false).unwrap(),
+    };
     let run = |spec: bool, pages: u32, steps: &str| {
         let mut options = LoadOptions {
             max_batch: 4,
             max_context: 128,
             prefill_tokens: Some(32),
             pages: Some(pages),
+            precision,
             ..LoadOptions::default()
         };
-        if spec {
-            options.spec = Some("eagle3:4".parse().unwrap());
-            options.spec_model = Some(ModelSource::Checkpoint(folder("eagle3")));
+        let spec: Option<Speculation> = spec.then(|| how.parse().unwrap());
+        options.spec = spec;
+        if spec.is_some() && !head.is_empty() {
+            options.spec_model = Some(ModelSource::Checkpoint(folder(head)));
         }
         options.graphs.flags.insert("graph-kernels".into(), "fixed".into());
         options.graphs.flags.insert("graph-steps".into(), steps.into());
-        let source = ModelSource::Checkpoint(models::folder().join("smollm3"));
         let mut executor = load_executor(&source, &device, &options, &|_| {}).unwrap().executor;
-        if spec {
-            executor.force_drafts(4, 0);
+        if let Some(spec) = spec {
+            executor.force_drafts(spec.drafts, 0);
         }
         let config = EngineConfig { step_tokens: 9, ..EngineConfig::default() };
         let mut engine = Engine::builder(executor).config(config).build();
@@ -212,12 +253,16 @@ fn answers_with_a_head_are_those_without() {
             let given = engine.answer((0..6).map(ask));
             answers.extend(given.into_iter().map(|answer| answer.unwrap().choices));
         }
+        if spec.is_some() {
+            let used = engine.engine().executor().spec_use().unwrap();
+            assert!(used.drafted > 0, "{how}: {used:?}");
+        }
         (answers, engine.stats().preemptions)
     };
     let (wanted, _) = run(false, 100, "1");
     for (pages, steps) in [(100, "1"), (17, "1"), (100, "5")] {
         let (found, preempted) = run(true, pages, steps);
-        assert_eq!(found, wanted, "{pages} pages, {steps} steps a launch");
+        assert_eq!(found, wanted, "{how}: {pages} pages, {steps} steps a launch");
         assert!(preempted > 0 || pages == 100);
     }
 }
@@ -225,7 +270,7 @@ fn answers_with_a_head_are_those_without() {
 #[test]
 fn heads_of_other_models_are_refused() {
     let device = device::cpu::open(Some(1), false).unwrap();
-    let error = load(&device, "llama").err().unwrap().to_string();
+    let error = load(&device, "llama", "eagle3").err().unwrap().to_string();
     assert!(error.contains("no layer 2"), "{error}");
     let plain = LoadOptions {
         spec: Some("eagle3".parse().unwrap()),
@@ -238,28 +283,30 @@ fn heads_of_other_models_are_refused() {
 }
 
 /// A model with a layer of its own that drafts: the model's file and the layer's as two shards.
-fn with_layer() -> PathBuf {
-    let (model, layer) = (models::folder().join("smollm2"), folder("mtp"));
-    let all = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("smollm2-mtp");
-    std::fs::create_dir_all(&all).unwrap();
+fn with_layer(target: &str, layer: &str) -> TempDir {
+    let (model, layer) = (models::folder().join(target), folder(layer));
+    let all = tempfile::tempdir().unwrap();
     let mut shards = Vec::new();
     for (from, name) in [(&model, "model.safetensors"), (&layer, "mtp.safetensors")] {
-        std::fs::copy(from.join(name), all.join(name)).unwrap();
+        std::fs::copy(from.join(name), all.path().join(name)).unwrap();
         let file = Checkpoint::open(&from.join(name)).unwrap();
         shards.extend(file.tensors().map(|info| format!("\"{}\": \"{name}\"", info.name)));
     }
-    std::fs::copy(model.join("config.json"), all.join("config.json")).unwrap();
+    std::fs::copy(model.join("config.json"), all.path().join("config.json")).unwrap();
     let index = format!("{{\"weight_map\": {{{}}}}}", shards.join(", "));
-    std::fs::write(all.join("model.safetensors.index.json"), index).unwrap();
+    std::fs::write(all.path().join("model.safetensors.index.json"), index).unwrap();
     all
 }
 
 #[test]
 fn a_layer_of_the_model_drafts_what_pytorch_does() {
-    let device = device::cpu::open(Some(2), false).unwrap();
-    let source = ModelSource::Checkpoint(with_layer());
-    let load = || load_with(&device, &source, "mtp", None).unwrap().executor;
-    check(&load, &golden("mtp"), 21);
+    let device = models::cpu();
+    for (layer, target) in LAYERS {
+        let folder = with_layer(target, layer);
+        let source = ModelSource::Checkpoint(folder.path().into());
+        let load = || load_with(&device, &source, "mtp", None).unwrap().executor;
+        check(&load, &golden(layer), 21);
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod gone;
 mod heads;
 mod hostile_gguf;
 mod kept;
+mod kept_states;
 mod loading;
 #[path = "../../../formats/tests/make/mod.rs"]
 mod make;

@@ -31,6 +31,16 @@ impl Carried {
         self.copies.len() as u32
     }
 
+    /// What is in a slot.
+    pub(crate) fn copy(&self, slot: u32) -> Option<Prefix> {
+        self.copies[slot as usize]
+    }
+
+    /// Writes a slot.
+    pub(crate) fn put(&mut self, slot: u32, state: Option<Prefix>) {
+        self.copies[slot as usize] = state;
+    }
+
     pub(super) fn lose(&mut self) {
         self.seats.fill(None);
         self.copies.fill(None);
