@@ -46,6 +46,34 @@ def linear(k, n, rows, wide, split):
     close(f32_of(y).reshape(rows, n), want, "linear_wgmma")
 
 
+def adapters(k, n, wide, split, parts, rank, of):
+    """Warps of a linear that add what adapters do, beside the ring; the second launch finds the counters of the first."""
+    rows, slots, inner = len(of), 3, parts * rank
+    x, w = bf16(RANDOM.standard_normal((rows, k))), bf16(RANDOM.standard_normal((n, k)) / k ** 0.5)
+    a, b = bf16(RANDOM.standard_normal((slots, parts, rank, k)) / k ** 0.5), bf16(RANDOM.standard_normal((slots, n, rank)) / rank ** 0.5)
+    maps = [tensor_map(x, [k, rows], [2 * k], [64, rows], 128), tensor_map(w, [k, n], [2 * k], [64, wide], 128)]
+    kernel = key("linear_wgmma", K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=rows, STAGES=4, SPLIT=split, TYPE=2, BT=2, RT=2, YT=2, BIAS=0,
+                 EPILOGUE=0, LIVE=0, PAIRS=1, CONSUMES=0, PRODUCES=0, ADAPTERS=slots, RANK=rank, PARTS=parts, ALTERNATE=0, SLICES=8,
+                 PARAM_WORDS=4, PARAM_ADAPTER=1)
+    words = lambda values: aligned(np.asarray(values, np.uint32))
+    params = np.full((rows, 4), 99)
+    params[::-1, 1] = of
+    counters, sums = words(np.zeros(2 + rows * inner // 16)), empty(8 * rows * inner + rows * inner // 2)
+    state, ends = [words(range(rows)), words(range(rows)[::-1]), words(params)], [n // 2, n]
+    want = f32_of(x).reshape(rows, k) @ f32_of(w).reshape(n, k).T
+    for row, adapter in enumerate(of):
+        if adapter:
+            products = f32_of(a).reshape(slots, parts, rank, k)[adapter - 1] @ f32_of(x).reshape(rows, k)[row]
+            want[row] += (f32_of(b).reshape(slots, n, rank)[adapter - 1] * products[np.arange(n) * parts // n]).sum(1)
+    for _ in range(2):
+        y = empty(rows * n, np.uint16)
+        launch(kernel, -(-n // wide) * split, 256, 4 * (wide + rows) * 128 + 1024,
+               [*maps, None, None, y, None, None, None, None, n, n, 0.0, x, a, b, sums, counters, *state, k, rows, rows, 0, *ends],
+               cluster=(split, 1, 1))
+        close(f32_of(y).reshape(rows, n), want, "linear_wgmma with adapters")
+        assert not counters.any(), "counters of adapters are not zero"
+
+
 def planted(bug, blocks=3, dependent=False):
     """The sums of a kernel with this bug, after one that is right."""
     gpu_compile.KERNELS = HERE
@@ -71,6 +99,9 @@ def main():
     norm()
     linear(256, 100, 32, 64, 1)
     linear(512, 100, 40, 64, 2)
+    adapters(256, 96, 48, 1, 2, 16, [0, 3, 1, 3, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 0])
+    adapters(512, 64, 64, 2, 1, 32, [2, 0, 0, 3, 0, 0, 0, 0])
+    adapters(256, 96, 48, 1, 2, 16, [0] * 16)
     assert (planted(0) == 496).all()
     os.environ["DACAPO_EMULATOR_DEPENDENT"] = "1"
     found(1, "before griddepcontrol.wait, while planted", dependent=True)
