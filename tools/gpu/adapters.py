@@ -20,9 +20,10 @@ def up(a, b):
     return (a + b - 1) // b
 
 
-def static_bytes(wide, columns, parts, rank):
-    """Shared memory of the warps that work on adapters."""
-    return 1664 + (8 if wide == 192 else 3) * 256 + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
+def static_bytes(wide, columns, parts, rank, ring=None):
+    """Shared memory of the warps that work on adapters; `ring`: of each, if it is not what the kernel takes itself."""
+    ring = ring or (3072 if wide == 192 else 12288 if rank == 16 else 9216)
+    return 1664 + (8 if wide == 192 else 3) * (256 + ring) + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
 
 
 class Plan:
@@ -33,7 +34,7 @@ class Plan:
         stage = (wide + columns) * 128
         static = 2048 + 4 * columns
         if slots:
-            static += static_bytes(wide, columns, parts, rank)
+            static += static_bytes(wide, columns, parts, rank, more.get("HELPER_RING"))
         most = min((SHARED - static - 1024) // stage, 20)
         chunks = k // 64 // split * (1 if split > 1 else 2)
         # A little more than half of a multiprocessor's memory: no two blocks of a linear share one.
@@ -60,8 +61,8 @@ def checked():
 
 def variants(name, slots):
     tiles = dict(qkv=((48, 1), (64, 1)), gate_up=((192, 1),)).get(name, ((64, 2),))
-    asked = [Plan(name, 64, slots, tile=tiles[0], ASKED=a, ENTRIES_ASKED=e) for a, e in ((0, 0), (0, 8), (3, 0))] if slots == 64 else []
-    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (16, 32)] + asked
+    more = [dict(ASKED=0, ENTRIES_ASKED=0), dict(HELPER_RING=4608 if name == "gate_up" else 6144)] if slots == 64 else []
+    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (8, 16)] + [Plan(name, 64, slots, tile=tiles[0], **m) for m in more]
 
 
 def keys(slots=(8, 64)):
@@ -185,8 +186,8 @@ def measure(all_slots):
                 cases.append(("without %d" % tile[0], Plan(name, 64, 0, tile=tile), 0))
             for v in variants(name, slots):
                 more = dict(v.key["defines"])
-                note = " asked %s %s" % (more["ASKED"], more["ENTRIES_ASKED"]) if "ASKED" in more else ""
-                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 and not note else {slots}) if used <= slots]
+                note = " asked 0" if "ASKED" in more else ", rings of %s" % more["HELPER_RING"] if "HELPER_RING" in more else ""
+                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 and "ASKED" not in more else {8, slots}) if used <= slots]
             graphs, keep = [], []
             for _, plan, used in cases:
                 linear = Linear(name, 64, [r % used + 1 if used else 0 for r in range(64)])

@@ -61,6 +61,9 @@ fn linears_of_some_rows_take_their_adapters_in() {
         // The norm before the first layer, and in larger steps others that cannot be handed on.
         let most = plan.nodes.len() + if rows < 64 { 1 } else { 5 };
         assert!(explanation.launches <= most, "{rows} rows: {} launches", explanation.launches);
+        for node in explanation.nodes.iter().filter(|node| node.layer == Some(0)) {
+            println!("{rows} rows: {} {:?}", node.op, node.kernels);
+        }
     }
 }
 
@@ -103,9 +106,17 @@ fn adapters_inside_linears_do_what_those_beside_them_do() {
             world.memory()[1].clone()
         });
         let floats = kv.map(|bytes| DType::BF16.decode(&bytes));
-        let apart = floats[0].iter().zip(&floats[1]).map(|(a, b)| (a - b).abs() / a.abs().max(1.0));
-        let furthest = apart.fold(0.0, f32::max);
-        let allowed = if place.is_gpu() { 0.08 } else { 0.0 };
+        // Of the keys or values of a token's head. Roundings of two layers add up to less than 1 %; without an adapter they
+        // would be off by their own size.
+        let norm = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let pairs = floats[0].chunks(64).zip(floats[1].chunks(64)).filter(|(a, _)| norm(a) > 0.0);
+        let furthest = pairs.map(|(a, b)| {
+            let error: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+            norm(&error) / norm(a)
+        });
+        let furthest = furthest.fold(0.0, f32::max);
+        println!("{}: {furthest}", place.target.name());
+        let allowed = if place.is_gpu() { 0.02 } else { 0.0 };
         assert!(furthest <= allowed, "{furthest}");
         assert!(floats[0].iter().any(|value| *value != 0.0));
     }
