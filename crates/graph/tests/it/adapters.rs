@@ -106,7 +106,7 @@ fn adapters_inside_linears_do_what_those_beside_them_do() {
             world.memory()[1].clone()
         });
         let floats = kv.map(|bytes| DType::BF16.decode(&bytes));
-        // Of the keys or values of a token's head. Roundings of two layers add up to less than 1 %; without an adapter they
+        // Of the keys or values of a token's head. Roundings of two layers add up to about 1 %; without an adapter they
         // would be off by their own size.
         let norm = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>().sqrt();
         let pairs = floats[0].chunks(64).zip(floats[1].chunks(64)).filter(|(a, _)| norm(a) > 0.0);
