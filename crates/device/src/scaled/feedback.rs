@@ -6,9 +6,9 @@
 //! term of the error is least. Scales are found before, because columns of a group are not quantised one after
 //! the other. Then every value is moved to where the error is least with all others as they are, a few times over.
 //!
-//! The inputs `X` are those behind linears that are quantised already; before, they were `X₀`. So that errors do not add up from linear to
-//! linear, rows `w` are replaced first by those whose outputs for `X` are nearest to `w·X₀ᵀ`: `w + w·(X₀ - X)ᵀX·H⁻¹`. Where the outputs are
-//! added to other values, what these have lost is added to `w·X₀ᵀ`, too.
+//! The inputs `X` are those behind linears that are quantised already; before, they were `X₀`. So that errors do not add up
+//! from linear to linear, rows `w` are replaced first by those whose outputs for `X` are nearest to `w·X₀ᵀ`:
+//! `w + w·(X₀ - X)ᵀX·H⁻¹`. Where outputs are added to other values, what these have lost is added to `w·X₀ᵀ`, too.
 //!
 //! Rows are handled sixteen at a time, one to a lane, and never depend on each other.
 

@@ -281,15 +281,16 @@ impl Walk<'_> {
         let [arena, old_arena] = self.arenas;
         let [now, old] = ways;
         for (at, (node, old_node)) in now.all.iter().zip(&old.all).enumerate() {
-            self.device.run(old_arena, old_node)?;
             let nodes = [&now.all[at..], &old.all[at..]];
             for linears in pairs(node, old_node) {
                 let residual = Residual::of(nodes, linears);
                 self.quantise(linears[0].w, residual, |walk, residual, products| {
+                    walk.prepare(residual, old_node)?;
                     walk.read(linears.map(|linear| linear.x), residual, walk.tokens, products)
                 })?;
             }
             self.device.run(arena, node)?;
+            self.device.run(old_arena, old_node)?;
         }
         let Some(rows) = now.gathers.iter().map(|gather| gather.y.rows).min() else {
             return Ok(());
@@ -305,7 +306,7 @@ impl Walk<'_> {
                             let nodes = way.up_to(at, first, count);
                             nodes.iter().try_for_each(|node| walk.device.run(arena, node))?;
                         }
-                        walk.device.run(old_arena, old_node)?;
+                        walk.prepare(residual, old_node)?;
                         let inputs = linears.map(|linear| linear.x);
                         walk.read(inputs, residual, count, products)?;
                     }
@@ -316,7 +317,15 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Adds the first `rows` inputs of a linear, which has run in the model as it was.
+    /// Runs a linear in the model as it was if its outputs have to be read there.
+    fn prepare(&self, residual: Option<&Residual>, old: &Node) -> Result<(), QuantiseError> {
+        if residual.is_some_and(|residual| residual.norm.is_some()) {
+            self.device.run(self.arenas[1], old)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the first `rows` inputs of a linear.
     fn read(
         &self,
         inputs: [Tensor; 2],

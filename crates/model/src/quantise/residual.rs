@@ -2,7 +2,7 @@
 
 use super::QuantiseError;
 use device::op::{Linear, Norm};
-use device::{Node, Op, Tensor};
+use device::{Node, Op, Region, Tensor};
 
 /// Weights of a norm that are smaller than this share of the largest one are not divided by.
 const LEAST: f32 = 1e-3;
@@ -19,7 +19,7 @@ pub(super) struct Residual {
 }
 
 impl Residual {
-    /// Of linears that are the first of these nodes.
+    /// Of linears in the first of these nodes.
     pub(super) fn of(nodes: [&[Node]; 2], linears: [&Linear; 2]) -> Option<Residual> {
         let (now, norm) = sum(nodes[0], linears[0])?;
         let (before, _) = sum(nodes[1], linears[1])?;
@@ -47,14 +47,18 @@ impl Residual {
     }
 }
 
-/// What the outputs of the linear that is the first of these nodes are added to, and the norm that they pass before.
+/// What the outputs of a linear in the first of these nodes are added to, and the norm that they pass before.
 fn sum(nodes: &[Node], linear: &Linear) -> Option<(Tensor, Option<Norm>)> {
-    let next = &nodes.get(1)?.op;
-    let (added, norm, sum) = match next {
+    let is_it = |op: &Op| matches!(op, Op::Linear(other) if std::ptr::eq(other, linear));
+    let members = nodes.iter().take(3).flat_map(|node| node.op.members());
+    let mut behind = members.skip_while(|op| !is_it(op)).skip(1);
+    let (added, norm, sum) = match behind.next()? {
+        // Outputs that have to be read are written by a node that does nothing more: it runs twice.
         Op::RmsNorm(node) if node.x.span == linear.y.span => {
-            (node.y, Some(node.norm.clone()), &nodes.get(2)?.op)
+            nodes[0].op.members().last().filter(|op| is_it(op))?;
+            (node.y, Some(node.norm.clone()), behind.next()?)
         }
-        _ => (linear.y, None, next),
+        op => (linear.y, None, op),
     };
     let Op::Add(add) = sum else { return None };
     let other = if add.a.span == added.span {
@@ -64,7 +68,7 @@ fn sum(nodes: &[Node], linear: &Linear) -> Option<(Tensor, Option<Norm>)> {
     } else {
         return None;
     };
-    (other.span != added.span).then_some((other, norm))
+    (other.span != added.span && other.span.region != Region::Inside).then_some((other, norm))
 }
 
 /// What to multiply by instead of dividing by the weights of a norm.
