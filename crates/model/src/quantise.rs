@@ -8,6 +8,7 @@
 
 mod calibrate;
 mod factor;
+mod residual;
 mod scheme;
 
 pub use calibrate::Texts;
@@ -314,7 +315,8 @@ impl Quantiser {
         let starts: Vec<usize> = (0..rows).step_by(scheme.unit()).collect();
         let piece = |first: usize| {
             let floats = self.read_rows(info, first..rows.min(first + scheme.unit()))?;
-            let rounded = scheme.round(&floats, cols, Some(inputs));
+            let missing = inputs.missing.get(first * cols..).unwrap_or(&[]);
+            let rounded = scheme.round(&floats, cols, Some(&Inputs { missing, ..*inputs }));
             let values = scheme.values(&rounded, cols);
             self.store(new, info, (scheme, first), rounded)?;
             Ok(values)

@@ -6,6 +6,10 @@
 //! term of the error is least. Scales are found before, because columns of a group are not quantised one after
 //! the other. Then every value is moved to where the error is least with all others as they are, a few times over.
 //!
+//! The inputs `X` are those behind linears that are quantised already; before, they were `X₀`. So that errors do not add up
+//! from linear to linear, rows `w` are replaced first by those whose outputs for `X` are nearest to `w·X₀ᵀ`:
+//! `w + w·(X₀ - X)ᵀX·H⁻¹`. Where outputs are added to other values, what these have lost is added to `w·X₀ᵀ`, too.
+//!
 //! Rows are handled sixteen at a time, one to a lane, and never depend on each other.
 
 use super::quantise::{Fp8Rows, Int4Rows, Zeros};
@@ -39,15 +43,38 @@ pub fn add_products(inputs: &[f32], cols: usize, from: usize, sums: &mut [f32]) 
     assert!(inputs.len().is_multiple_of(cols) && sums.len().is_multiple_of(cols));
     assert!(from + sums.len() / cols <= cols, "rows of the matrix");
     // SAFETY: the processor has the level; the body has no other needs.
-    unsafe { products(level(), inputs, cols, from, sums) };
+    unsafe { products(level(), [inputs, inputs], [cols; 2], [from, from], sums) };
 }
 
+/// Adds the products of other values, rows of `width`, and inputs to rows `from..` of `OthersᵀX`, as many as `sums` has.
+///
+/// # Panics
+/// If `sums` are not whole rows, or the two do not have equally many rows.
+pub fn add_mixed_products(
+    (others, width): (&[f32], usize),
+    (inputs, cols): (&[f32], usize),
+    from: usize,
+    sums: &mut [f32],
+) {
+    assert!(inputs.len().is_multiple_of(cols) && sums.len().is_multiple_of(cols));
+    assert!(others.len() == inputs.len() / cols * width, "as many rows");
+    assert!(from + sums.len() / cols <= width, "rows of the matrix");
+    // SAFETY: the processor has the level; the body has no other needs.
+    unsafe { products(level(), [others, inputs], [width, cols], [from, 0], sums) };
+}
+
+/// Columns from `begin` on of rows `from..`.
 #[inline(always)]
-fn products_body<const FMA: bool>(inputs: &[f32], cols: usize, from: usize, sums: &mut [f32]) {
+fn products_body<const FMA: bool>(
+    [others, inputs]: [&[f32]; 2],
+    [width, cols]: [usize; 2],
+    [from, begin]: [usize; 2],
+    sums: &mut [f32],
+) {
     let mut tile = [[0.0f32; TILE]; TILE];
-    for inputs in inputs.chunks(TILE * cols) {
+    for (others, inputs) in others.chunks(TILE * width).zip(inputs.chunks(TILE * cols)) {
         let count = inputs.len() / cols;
-        for first in (from / TILE * TILE..cols).step_by(TILE) {
+        for first in (begin / TILE * TILE..cols).step_by(TILE) {
             let wide = TILE.min(cols - first);
             for (to, row) in tile.iter_mut().zip(inputs.chunks_exact(cols)) {
                 to[..wide].copy_from_slice(&row[first..first + wide]);
@@ -55,7 +82,8 @@ fn products_body<const FMA: bool>(inputs: &[f32], cols: usize, from: usize, sums
             for (at, sums) in sums.chunks_exact_mut(cols).enumerate() {
                 let mut total = [0.0f32; TILE];
                 total[..wide].copy_from_slice(&sums[first..first + wide]);
-                for (row, x) in tile[..count].iter().zip(inputs[from + at..].iter().step_by(cols)) {
+                for (row, x) in tile[..count].iter().zip(others[from + at..].iter().step_by(width))
+                {
                     for i in 0..TILE {
                         total[i] = simd::fma::<FMA>(*x, row[i], total[i]);
                     }
@@ -67,7 +95,7 @@ fn products_body<const FMA: bool>(inputs: &[f32], cols: usize, from: usize, sums
 }
 
 levels! {
-    fn products(inputs: &[f32], cols: usize, from: usize, sums: &mut [f32]) = products_body;
+    fn products(inputs: [&[f32]; 2], widths: [usize; 2], from: [usize; 2], sums: &mut [f32]) = products_body;
 }
 
 /// Subtracts from the elements of a row what columns before them, those of `row` up to `before`, have in common with each row of
@@ -104,6 +132,16 @@ pub struct Inputs<'a> {
     pub order: &'a [u32],
     /// In row `j`, what column `order[j]` takes over of the error of each column before it: `V_ij`.
     pub shares: &'a [f32],
+    /// The same as `shares` of `H` with a diagonal that is much larger, by which `drift` and `missing` are divided: what
+    /// these have in common with a few inputs is largely chance.
+    pub aim_shares: &'a [f32],
+    /// Its `D`, in that order.
+    pub aim_sizes: &'a [f32],
+    /// `(X₀ - X)ᵀX`, columns × columns, with `X₀` what the inputs are before anything is quantised.
+    pub drift: &'a [f32],
+    /// `MᵀX` for each of the rows that are quantised, with `M` what their outputs are to make up for besides; empty if that
+    /// is nothing.
+    pub missing: &'a [f32],
 }
 
 impl Inputs<'_> {
@@ -160,6 +198,60 @@ impl Grid for Floats {
     }
 }
 
+/// The rows whose outputs for the inputs are nearest to those of `w` for what the inputs were before anything was quantised.
+/// `slopes` are what is missing besides.
+#[inline(always)]
+fn aim_body<const FMA: bool>(
+    w: &[Lanes],
+    mut slopes: Vec<Lanes>,
+    inputs: &Inputs<'_>,
+) -> Vec<Lanes> {
+    let cols = inputs.cols();
+    for (w, drift) in w.iter().zip(inputs.drift.chunks_exact(cols)) {
+        add_times::<FMA>(&mut slopes, drift, w);
+    }
+    // Solves `more·V·D·Vᵀ = slopes`, in the order of columns.
+    let mut more: Vec<Lanes> = inputs.order.iter().map(|col| slopes[*col as usize]).collect();
+    for j in (0..cols).rev() {
+        let by = more[j].map(|x| -x);
+        add_times::<FMA>(&mut more[..j], &inputs.aim_shares[j * cols..][..j], &by);
+    }
+    for j in 0..cols {
+        let taken = shared::<FMA>(&more[..j], &inputs.aim_shares[j * cols..][..j]);
+        for i in 0..ROWS {
+            more[j][i] = more[j][i] / inputs.aim_sizes[j] - taken[i];
+        }
+    }
+    let mut aims = w.to_vec();
+    for (col, more) in inputs.order.iter().zip(&more) {
+        let aim = &mut aims[*col as usize];
+        for i in 0..ROWS {
+            aim[i] += more[i];
+        }
+    }
+    aims
+}
+
+levels! {
+    fn aim(w: &[Lanes], slopes: Vec<Lanes>, inputs: &Inputs<'_>) -> Vec<Lanes> = aim_body;
+}
+
+/// The rows that quantising is to come near to.
+fn aims(floats: &[f32], inputs: &Inputs<'_>) -> Vec<f32> {
+    let cols = inputs.cols();
+    let mut all = Vec::with_capacity(floats.len());
+    let mut missing = inputs.missing.chunks(ROWS * cols);
+    for rows in floats.chunks(ROWS * cols) {
+        let slopes = lanes(missing.next().unwrap_or(&[]), cols);
+        // SAFETY: the processor has the level; the body has no other needs.
+        let found = unsafe { aim(level(), &lanes(rows, cols), slopes, inputs) };
+        for lane in 0..rows.len() / cols {
+            all.extend(found.iter().map(|aims| aims[lane]));
+        }
+    }
+    all
+}
+
 /// Up to sixteen rows, column by column.
 fn lanes(floats: &[f32], cols: usize) -> Vec<Lanes> {
     let mut all = vec![[0.0; ROWS]; cols];
@@ -167,6 +259,25 @@ fn lanes(floats: &[f32], cols: usize) -> Vec<Lanes> {
         row.iter().zip(&mut all).for_each(|(x, to)| to[lane] = *x);
     }
     all
+}
+
+/// The sum of these, each multiplied by its share.
+#[inline(always)]
+fn shared<const FMA: bool>(all: &[Lanes], shares: &[f32]) -> Lanes {
+    // Two sums at a time: one would wait for itself.
+    let mut sums = [[0.0f32; ROWS]; 2];
+    for (all, shares) in all.chunks(2).zip(shares.chunks(2)) {
+        for ((sum, one), share) in sums.iter_mut().zip(all).zip(shares) {
+            for i in 0..ROWS {
+                sum[i] = simd::fma::<FMA>(*share, one[i], sum[i]);
+            }
+        }
+    }
+    let [mut sum, more] = sums;
+    for i in 0..ROWS {
+        sum[i] += more[i];
+    }
+    sum
 }
 
 /// Quantises in order, each column with what those before it left; returns the values.
@@ -178,19 +289,10 @@ fn feed_back<const FMA: bool, G: Grid>(w: &[Lanes], inputs: &Inputs<'_>, grid: &
     let mut errors = vec![[0.0f32; ROWS]; cols];
     for (j, col) in inputs.order.iter().enumerate() {
         let col = *col as usize;
-        // Two sums at a time: one would wait for itself.
-        let mut sums = [[0.0f32; ROWS]; 2];
-        for (errors, shares) in errors[..j].chunks(2).zip(inputs.shares[j * cols..][..j].chunks(2))
-        {
-            for ((sum, error), share) in sums.iter_mut().zip(errors).zip(shares) {
-                for i in 0..ROWS {
-                    sum[i] = simd::fma::<FMA>(*share, error[i], sum[i]);
-                }
-            }
-        }
+        let taken = shared::<FMA>(&errors[..j], &inputs.shares[j * cols..][..j]);
         let mut x = w[col];
         for i in 0..ROWS {
-            x[i] += sums[0][i] + sums[1][i];
+            x[i] += taken[i];
         }
         values[col] = grid.nearest(col, &x);
         for i in 0..ROWS {
@@ -283,6 +385,7 @@ levels! {
 pub fn int4_rows(floats: &[f32], group: usize, zeros: Zeros, inputs: &Inputs<'_>) -> Int4Rows {
     let cols = inputs.cols();
     assert!(floats.len().is_multiple_of(cols) && cols.is_multiple_of(group));
+    let floats = &aims(floats, inputs);
     let weights: Vec<f32> = (0..cols).map(|col| inputs.weight(col)).collect();
     let groups = cols / group;
     let mut all = Int4Rows { values: Vec::new(), scales: Vec::new(), zeros: Vec::new() };
@@ -316,6 +419,7 @@ pub fn int4_rows(floats: &[f32], group: usize, zeros: Zeros, inputs: &Inputs<'_>
 /// If `dtype` has no e4m3 values, or `floats` are not whole rows.
 pub fn fp8_rows(dtype: DType, floats: &[f32], inputs: &Inputs<'_>) -> Fp8Rows {
     let cols = inputs.cols();
+    let floats = &aims(floats, inputs);
     let mut found = super::quantise::fp8_rows(dtype, floats, cols);
     let each = scale_cols(dtype, cols);
     let wide = if each == 1 { cols } else { super::BLOCK };

@@ -3,9 +3,10 @@
 //!
 //! The step runs once as it is, which seats the texts. Then its nodes run again, one by one. The last layer's linears run
 //! for the last token of each text only; as for log-probabilities of prompts ([`crate::observe`]), all tokens take turns
-//! there.
+//! there. The model as it was runs beside it, so that a linear can make up for what those before it have changed.
 
 use super::factor::Products;
+use super::residual::{Residual, inverses};
 use super::{QuantiseError, Quantiser};
 use crate::executor::GraphExecutor;
 use crate::load::{LoadOptions, configure, load_executor};
@@ -27,6 +28,7 @@ use graph::layout::Layout;
 use graph::runner::Runners;
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 /// Tokens whose inputs are read at once.
@@ -52,8 +54,9 @@ impl Texts {
         (!texts.is_empty()).then_some(Texts(texts))
     }
 
-    /// Lets the model continue each of `starts`, drawing every token from its own distribution, to `length` tokens. `progress` gets
-    /// the tokens so far, and returns whether to go on; `None` if it did not.
+    /// Lets the model continue each of `starts`, drawing every token from its own distribution, to `length` tokens. Likelier
+    /// tokens alone would make texts more alike, and what is calibrated by them worse. `progress` gets the tokens so far, and
+    /// returns whether to go on; `None` if it did not.
     pub fn written_by(
         model: &Path,
         device: &Device,
@@ -133,20 +136,26 @@ pub(super) fn run(
         return Err(QuantiseError::NoText(output.quantiser.checkpoint.path().to_owned()));
     }
     let (mut executor, weights) = load(&source, &model, device, texts)?;
+    let (mut before, _) = load(&source, &model, device, texts)?;
     let step = step(&executor, texts);
     let failed = |error: engine::exec::ExecError| QuantiseError::Step(error.to_string());
-    executor.launch(&step).map_err(failed)?;
-    executor.poll(true).map_err(failed)?;
+    for executor in [&mut executor, &mut before] {
+        executor.launch(&step).map_err(failed)?;
+        executor.poll(true).map_err(failed)?;
+    }
     let runners = executor.runners();
     let bindings = runners.bindings();
     let matrices = weights.iter().filter(|spec| spec.kind == WeightUse::Matrix);
     let specs = matrices.map(|spec| (bindings.weights[&spec.name].span.offset, spec)).collect();
-    let plan = executor.last_plan().ok_or_else(|| QuantiseError::Step("no plan".into()))?;
-    let nodes: Vec<Node> = plan.own_nodes();
-    let arena = runners.arena();
+    let way = |executor: &GraphExecutor| {
+        let plan = executor.last_plan().ok_or_else(|| QuantiseError::Step("no plan".into()))?;
+        Ok::<Way, QuantiseError>(Way::of(&plan.own_nodes()))
+    };
+    let ways = [way(&executor)?, way(&before)?];
+    let arenas = [runners.arena(), before.runners().arena()];
     let tokens = texts.tokens() as u32;
-    let mut walk = Walk { output, device, arena, specs, tokens, done: HashSet::new() };
-    walk.run(&nodes)?;
+    let mut walk = Walk { output, device, arenas, specs, tokens, done: HashSet::new() };
+    walk.run(&ways)?;
     Ok(walk.done)
 }
 
@@ -220,11 +229,45 @@ fn step(executor: &GraphExecutor, texts: &Texts) -> Step {
     }
 }
 
-/// The way through a step.
+/// The nodes of a step.
+struct Way {
+    /// Those that run for all tokens.
+    all: Vec<Node>,
+    /// What the others see of them.
+    gathers: Vec<Gather>,
+    /// Those that run for a few tokens at a time.
+    tail: Vec<Node>,
+}
+
+impl Way {
+    fn of(nodes: &[Node]) -> Way {
+        let gather = |node: &Node| {
+            let Op::Gather(gather) = &node.op else { return None };
+            Some(gather.clone())
+        };
+        let gathers: Vec<Gather> = nodes.iter().filter_map(gather).collect();
+        let behind = nodes.iter().rposition(|node| gather(node).is_some()).map_or(0, |at| at + 1);
+        let (all, tail) = nodes.split_at(behind);
+        let all = all.iter().filter(|node| !matches!(node.op, Op::Prologue(_)));
+        let all = all.map(|node| seeing_all(node).unwrap_or_else(|| node.clone())).collect();
+        let mut tail = tail.to_vec();
+        tail.iter_mut().for_each(|node| node.op.detach());
+        Way { all, gathers, tail }
+    }
+
+    /// What runs before a node of the tail, for `count` tokens.
+    fn up_to(&self, at: usize, first: u32, count: u32) -> Vec<Node> {
+        let gathers = self.gathers.iter().map(|gather| gather_rows(gather, first, count));
+        gathers.chain(self.tail[..at].iter().cloned()).collect()
+    }
+}
+
+/// The walk through a step.
 struct Walk<'a> {
     output: Output<'a>,
     device: &'a Device,
-    arena: &'a Arena,
+    /// Of the model that is quantised, and of the model as it was.
+    arenas: [&'a Arena; 2],
     /// Matrices by where they begin.
     specs: HashMap<u64, &'a WeightSpec>,
     tokens: u32,
@@ -233,36 +276,39 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn run(&mut self, nodes: &[Node]) -> Result<(), QuantiseError> {
-        let gather = |node: &Node| {
-            let Op::Gather(gather) = &node.op else { return None };
-            Some(gather.clone())
-        };
-        let gathers: Vec<Gather> = nodes.iter().filter_map(gather).collect();
-        let behind = nodes.iter().rposition(|node| gather(node).is_some()).map_or(0, |at| at + 1);
-        let (all, tail) = nodes.split_at(behind);
-        for node in all.iter().filter(|node| !matches!(node.op, Op::Prologue(_))) {
-            let node = seeing_all(node).unwrap_or_else(|| node.clone());
-            for linear in linears(&node) {
-                self.quantise(linear.w, |walk, products| {
-                    walk.read(linear.x, walk.tokens, products)
+    /// Goes the same way in both models.
+    fn run(&mut self, ways: &[Way; 2]) -> Result<(), QuantiseError> {
+        let [arena, old_arena] = self.arenas;
+        let [now, old] = ways;
+        for (at, (node, old_node)) in now.all.iter().zip(&old.all).enumerate() {
+            let nodes = [&now.all[at..], &old.all[at..]];
+            for linears in pairs(node, old_node) {
+                let residual = Residual::of(nodes, linears);
+                self.quantise(linears[0].w, residual, |walk, residual, products| {
+                    walk.prepare(residual, old_node)?;
+                    walk.read(linears.map(|linear| linear.x), residual, walk.tokens, products)
                 })?;
             }
-            self.device.run(self.arena, &node)?;
+            self.device.run(arena, node)?;
+            self.device.run(old_arena, old_node)?;
         }
-        let mut tail = tail.to_vec();
-        tail.iter_mut().for_each(|node| node.op.detach());
-        let Some(rows) = gathers.iter().map(|gather| gather.y.rows).min() else { return Ok(()) };
-        for (at, node) in tail.iter().enumerate() {
-            for linear in linears(node) {
-                self.quantise(linear.w, |walk, products| {
+        let Some(rows) = now.gathers.iter().map(|gather| gather.y.rows).min() else {
+            return Ok(());
+        };
+        for (at, (node, old_node)) in now.tail.iter().zip(&old.tail).enumerate() {
+            let nodes = [&now.tail[at..], &old.tail[at..]];
+            for linears in pairs(node, old_node) {
+                let residual = Residual::of(nodes, linears);
+                self.quantise(linears[0].w, residual, |walk, residual, products| {
                     for first in (0..walk.tokens).step_by(rows as usize) {
                         let count = rows.min(walk.tokens - first);
-                        let copies = gathers.iter().map(|gather| gather_rows(gather, first, count));
-                        for node in copies.collect::<Vec<_>>().iter().chain(&tail[..at]) {
-                            walk.device.run(walk.arena, node)?;
+                        for (way, arena) in ways.iter().zip(walk.arenas) {
+                            let nodes = way.up_to(at, first, count);
+                            nodes.iter().try_for_each(|node| walk.device.run(arena, node))?;
                         }
-                        walk.read(linear.x, count, products)?;
+                        walk.prepare(residual, old_node)?;
+                        let inputs = linears.map(|linear| linear.x);
+                        walk.read(inputs, residual, count, products)?;
                     }
                     Ok(())
                 })?;
@@ -271,28 +317,63 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Adds the first `rows` inputs of a linear.
-    fn read(&self, x: Tensor, rows: u32, products: &mut Products) -> Result<(), QuantiseError> {
-        let (cols, stride) = (x.cols as usize, x.dtype.bytes(x.stride as usize) as u64);
-        let row_bytes = x.dtype.bytes(cols) as u64;
-        for from in (0..rows).step_by(READ as usize) {
-            let count = READ.min(rows - from);
-            let bytes = u64::from(count - 1) * stride + row_bytes;
-            let raw = self.device.read(self.arena, x.span.part(u64::from(from) * stride, bytes))?;
-            let mut inputs = Vec::with_capacity(count as usize * cols);
-            for row in raw.chunks(stride as usize) {
-                inputs.extend(x.dtype.decode(&row[..row_bytes as usize]));
-            }
-            products.add(&inputs);
+    /// Runs a linear in the model as it was if its outputs have to be read there.
+    fn prepare(&self, residual: Option<&Residual>, old: &Node) -> Result<(), QuantiseError> {
+        if residual.is_some_and(|residual| residual.norm.is_some()) {
+            self.device.run(self.arenas[1], old)?;
         }
         Ok(())
+    }
+
+    /// Adds the first `rows` inputs of a linear.
+    fn read(
+        &self,
+        inputs: [Tensor; 2],
+        residual: Option<&Residual>,
+        rows: u32,
+        products: &mut Products,
+    ) -> Result<(), QuantiseError> {
+        for from in (0..rows).step_by(READ as usize) {
+            let rows = from..rows.min(from + READ);
+            let read = |[now, old]: [Tensor; 2]| -> Result<[Vec<f32>; 2], QuantiseError> {
+                let [arena, old_arena] = self.arenas;
+                Ok([self.rows(arena, now, rows.clone())?, self.rows(old_arena, old, rows.clone())?])
+            };
+            let [inputs, before] = read(inputs)?;
+            products.add(&inputs, &before);
+            if let Some(residual) = residual {
+                products.add_missing(&residual.missing(read)?, &inputs);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of a tensor.
+    fn rows(
+        &self,
+        arena: &Arena,
+        tensor: Tensor,
+        rows: Range<u32>,
+    ) -> Result<Vec<f32>, QuantiseError> {
+        let (cols, dtype) = (tensor.cols as usize, tensor.dtype);
+        let stride = dtype.bytes(tensor.stride as usize) as u64;
+        let row_bytes = dtype.bytes(cols) as u64;
+        let bytes = u64::from(rows.end - rows.start - 1) * stride + row_bytes;
+        let span = tensor.span.part(u64::from(rows.start) * stride, bytes);
+        let raw = self.device.read(arena, span)?;
+        let mut floats = Vec::with_capacity(rows.len() * cols);
+        for row in raw.chunks(stride as usize) {
+            floats.extend(dtype.decode(&row[..row_bytes as usize]));
+        }
+        Ok(floats)
     }
 
     /// Quantises the tensors of a weight by its inputs, writes them, and puts the new values in the weight's place.
     fn quantise(
         &mut self,
         w: Tensor,
-        see: impl FnOnce(&Self, &mut Products) -> Result<(), QuantiseError>,
+        residual: Option<Residual>,
+        see: impl FnOnce(&Self, Option<&Residual>, &mut Products) -> Result<(), QuantiseError>,
     ) -> Result<(), QuantiseError> {
         let Some(spec) = self.specs.get(&w.span.offset).copied() else { return Ok(()) };
         let tensors: HashSet<&str> = spec.parts.iter().map(|part| part.tensor.as_str()).collect();
@@ -307,8 +388,16 @@ impl Walk<'_> {
         if wanted.len() < tensors.len() || again || spec.cols.len() != spec.tensor_cols {
             return Ok(());
         }
-        let mut products = Products::new(spec.cols());
-        see(self, &mut products)?;
+        // Of a tensor that is the weight.
+        let whole = |_: &Residual| (0..spec.rows()).all(|row| spec.source(row) == (0, row));
+        let residual = residual.filter(whole);
+        let missing = if residual.is_some() { spec.rows() } else { 0 };
+        let mut products = Products::new(spec.cols(), missing);
+        see(self, residual.as_ref(), &mut products)?;
+        if let Some(norm) = residual.as_ref().and_then(|residual| residual.norm.as_ref()) {
+            let weight = self.rows(self.arenas[0], norm.weight, 0..1)?;
+            products.scale_missing(&inverses(&weight));
+        }
         let Some(factor) = products.factor() else { return Ok(()) };
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         for (index, name) in wanted {
@@ -340,9 +429,14 @@ impl Walk<'_> {
                 w.dtype.encode(floats, &mut bytes);
             }
             let to = w.span.part(from as u64 * row_bytes, rows.len() as u64 * row_bytes);
-            Ok(self.device.write(self.arena, to, &bytes)?)
+            Ok(self.device.write(self.arenas[0], to, &bytes)?)
         })
     }
+}
+
+/// The linears of a node, and those of the same node of another model.
+fn pairs<'a>(node: &'a Node, old: &'a Node) -> impl Iterator<Item = [&'a Linear; 2]> {
+    linears(node).zip(linears(old)).map(|(linear, old)| [linear, old])
 }
 
 /// The linears of a node.
