@@ -20,9 +20,13 @@ def up(a, b):
     return (a + b - 1) // b
 
 
-def static_bytes(wide, columns, parts, rank, ring=None):
-    """Shared memory of the warps that work on adapters; `ring`: of each, if it is not what the kernel takes itself."""
-    ring = ring or (3072 if wide == 192 else 12288 if rank == 16 else 9216)
+def ring_of(wide, rank):
+    """Bytes of a helper's ring with RINGS."""
+    return 3072 if wide == 192 else 12288 if rank == 16 else 9216
+
+
+def static_bytes(wide, columns, parts, rank, ring=0):
+    """Shared memory of the warps that work on adapters, each with so large a ring."""
     return 1664 + (8 if wide == 192 else 3) * (256 + ring) + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
 
 
@@ -34,7 +38,7 @@ class Plan:
         stage = (wide + columns) * 128
         static = 2048 + 4 * columns
         if slots:
-            static += static_bytes(wide, columns, parts, rank, more.get("HELPER_RING"))
+            static += static_bytes(wide, columns, parts, rank, more.get("HELPER_RING", ring_of(wide, rank)) if "RINGS" in more else 0)
         most = min((SHARED - static - 1024) // stage, 20)
         chunks = k // 64 // split * (1 if split > 1 else 2)
         # A little more than half of a multiprocessor's memory: no two blocks of a linear share one.
@@ -55,14 +59,17 @@ class Plan:
 
 
 def checked():
-    out = [Plan(name, rows, slots, rank) for name in SHAPES for rows in (9, 33, 64) for slots, rank in ((8, 16), (64, 16), (3, 32), (5, 64))]
-    return out + [Plan("qkv", 64, 8, tile=t) for t in ((64, 1), (128, 1))] + [Plan("gate_up", 64, 8, tile=(128, 1)), Plan("o", 64, 8, slices=8)]
+    out = []
+    for more in ({}, dict(RINGS=1)):
+        out += [Plan(name, rows, slots, rank, **more) for name in SHAPES for rows in (9, 33, 64) for slots, rank in ((8, 16), (64, 16), (3, 32), (5, 64))]
+        out += [Plan("qkv", 64, 8, tile=t, **more) for t in ((64, 1), (128, 1))] + [Plan("gate_up", 64, 8, tile=(128, 1), **more), Plan("o", 64, 8, slices=8, **more)]
+    return out
 
 
 def variants(name, slots):
     tiles = dict(qkv=((48, 1), (64, 1)), gate_up=((192, 1),)).get(name, ((64, 2),))
-    more = [dict(ASKED=0, ENTRIES_ASKED=0), dict(HELPER_RING=4608 if name == "gate_up" else 6144)] if slots == 64 else []
-    return [Plan(name, 64, slots, slices=s, tile=t) for t in tiles for s in (8, 16)] + [Plan(name, 64, slots, tile=tiles[0], **m) for m in more]
+    forms = [{}, dict(RINGS=1)] + ([dict(RINGS=1, HELPER_RING=4608 if name == "gate_up" else 6144)] if slots == 64 else [])
+    return [Plan(name, 64, slots, tile=t, **m) for t in tiles for m in forms]
 
 
 def keys(slots=(8, 64)):
@@ -186,8 +193,8 @@ def measure(all_slots):
                 cases.append(("without %d" % tile[0], Plan(name, 64, 0, tile=tile), 0))
             for v in variants(name, slots):
                 more = dict(v.key["defines"])
-                note = " asked 0" if "ASKED" in more else ", rings of %s" % more["HELPER_RING"] if "HELPER_RING" in more else ""
-                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if v.slices == 16 and "ASKED" not in more else {8, slots}) if used <= slots]
+                note = ", rings of %s" % more.get("HELPER_RING", ring_of(v.wide, v.rank)) if "RINGS" in more else ""
+                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if "HELPER_RING" not in more else {8, slots}) if used <= slots]
             graphs, keep = [], []
             for _, plan, used in cases:
                 linear = Linear(name, 64, [r % used + 1 if used else 0 for r in range(64)])

@@ -86,13 +86,7 @@ impl LinearChain {
     pub(super) fn beside_adapters(lora: &Lora, wide: u32, columns: u32) -> u32 {
         let rank = if lora.b.cols == 16 { 16 } else { lora.b.cols + 4 };
         let passes = lora.parts.count().min(2);
-        // Warps, and the ring of each.
-        let (warps, ring) = match (wide, lora.b.cols) {
-            (192, _) => (8, 3072),
-            (_, 16) => (3, 12_288),
-            _ => (3, 9216),
-        };
-        1664 + warps * (256 + ring) + passes * columns * rank * 2
+        1664 + if wide == 192 { 2048 } else { 768 } + passes * columns * rank * 2
     }
 
     /// Threads beside those of the tile that copy and work on adapters, if there are some.
