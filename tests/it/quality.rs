@@ -84,20 +84,20 @@ fn calibrated<const N: usize>(gguf: &str, formats: [&str; N]) -> Option<[f64; N]
     }))
 }
 
-/// The goal for fp8, and less than the 26 % of int4 that is not calibrated.
+/// The goal for fp8. With int4, 9.3 % were measured (standard error 1.0; 26 % without calibration); the goal is 8 %.
 #[test]
 fn calibrated_smollm2_keeps_its_perplexity() {
     let Some(model) = smollm2() else { return };
     let Some([fp8, int4]) = calibrated(model, ["fp8", "int4"]) else { return };
-    assert!(fp8 <= 0.01 && int4 <= 0.15, "{fp8} {int4}");
+    assert!(fp8 <= 0.01 && int4 <= 0.115, "{fp8} {int4}");
 }
 
-/// What was measured is 19 % (standard error 1.4); the goal is 12 %.
+/// What was measured is 16 % (standard error 1.4; 42 % without calibration); the goal is 12 %.
 #[test]
 fn calibrated_int4_costs_gemma_half_as_much() {
     let Some(model) = gemma3() else { return };
     let Some([int4]) = calibrated(model, ["int4"]) else { return };
-    assert!(int4 <= 0.23, "{int4}");
+    assert!(int4 <= 0.19, "{int4}");
 }
 
 #[test]
