@@ -56,7 +56,7 @@ fn sum(nodes: &[Node], linear: &Linear) -> Option<(Tensor, Option<Norm>)> {
         // Outputs that have to be read are written by a node that does nothing more: it runs twice.
         Op::RmsNorm(node) if node.x.span == linear.y.span => {
             nodes[0].op.members().last().filter(|op| is_it(op))?;
-            (node.y, Some(node.norm.clone()), behind.next()?)
+            (node.y, Some(node.norm), behind.next()?)
         }
         op => (linear.y, None, op),
     };
