@@ -20,25 +20,20 @@ def up(a, b):
     return (a + b - 1) // b
 
 
-def ring_of(wide, rank):
-    """Bytes of a helper's ring with RINGS."""
-    return 3072 if wide == 192 else 12288 if rank == 16 else 9216
-
-
-def static_bytes(wide, columns, parts, rank, ring=0):
-    """Shared memory of the warps that work on adapters, each with so large a ring."""
-    return 1664 + (8 if wide == 192 else 3) * (256 + ring) + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
+def static_bytes(wide, columns, parts, rank):
+    """Shared memory of the warps that work on adapters."""
+    return 1664 + (8 if wide == 192 else 3) * 256 + min(parts, 2) * columns * (16 if rank == 16 else rank + 4) * 2
 
 
 class Plan:
-    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None, **more):
+    def __init__(self, name, rows, slots, rank=16, slices=16, tile=None):
         n, k, epilogue, parts, turns, _, usual = SHAPES[name]
         wide, split = tile or usual
         columns, groups = up(rows, 8) * 8, up(wide, 64)
         stage = (wide + columns) * 128
         static = 2048 + 4 * columns
         if slots:
-            static += static_bytes(wide, columns, parts, rank, more.get("HELPER_RING", ring_of(wide, rank)) if "RINGS" in more else 0)
+            static += static_bytes(wide, columns, parts, rank)
         most = min((SHARED - static - 1024) // stage, 20)
         chunks = k // 64 // split * (1 if split > 1 else 2)
         # A little more than half of a multiprocessor's memory: no two blocks of a linear share one.
@@ -50,7 +45,6 @@ class Plan:
         defines = dict(TYPES, K=k, N=n, ROWS=rows, WIDE=wide, COLUMNS=columns, STAGES=stages, SPLIT=split, EPILOGUE=epilogue)
         if slots:
             defines.update(ADAPTERS=slots, RANK=rank, PARTS=parts, ALTERNATE=turns, SLICES=slices, PARAM_WORDS=WORDS, PARAM_ADAPTER=AT)
-        defines.update(more)
         self.key = dict(source="linear_wgmma", entry="linear_wgmma", defines=[[a, str(b)] for a, b in sorted(defines.items())])
         self.name, self.rows, self.slots, self.rank, self.slices, self.cluster, self.columns, self.wide = name, rows, slots, rank, slices, split, columns, wide
         self.grid = min(up(n, wide) * split, SMS // split * split)
@@ -59,17 +53,13 @@ class Plan:
 
 
 def checked():
-    out = []
-    for more in ({}, dict(RINGS=1)):
-        out += [Plan(name, rows, slots, rank, **more) for name in SHAPES for rows in (9, 33, 64) for slots, rank in ((8, 16), (64, 16), (3, 32), (5, 64))]
-        out += [Plan("qkv", 64, 8, tile=t, **more) for t in ((64, 1), (128, 1))] + [Plan("gate_up", 64, 8, tile=(128, 1), **more), Plan("o", 64, 8, slices=8, **more)]
-    return out
+    out = [Plan(name, rows, slots, rank) for name in SHAPES for rows in (9, 33, 64) for slots, rank in ((8, 16), (64, 16), (3, 32), (5, 64))]
+    return out + [Plan("qkv", 64, 8, tile=t) for t in ((64, 1), (128, 1))] + [Plan("gate_up", 64, 8, tile=(128, 1)), Plan("o", 64, 8, slices=8)]
 
 
 def variants(name, slots):
     tiles = dict(qkv=((48, 1), (64, 1)), gate_up=((192, 1),)).get(name, ((64, 2),))
-    forms = [{}, dict(RINGS=1)] + ([dict(RINGS=1, HELPER_RING=4608 if name == "gate_up" else 6144)] if slots == 64 else [])
-    return [Plan(name, 64, slots, tile=t, **m) for t in tiles for m in forms]
+    return [Plan(name, 64, slots, tile=t) for t in tiles]
 
 
 def keys(slots=(8, 64)):
@@ -192,9 +182,7 @@ def measure(all_slots):
             for tile in {v.wide: (v.wide, v.cluster) for v in variants(name, slots)}.values():
                 cases.append(("without %d" % tile[0], Plan(name, 64, 0, tile=tile), 0))
             for v in variants(name, slots):
-                more = dict(v.key["defines"])
-                note = ", rings of %s" % more.get("HELPER_RING", ring_of(v.wide, v.rank)) if "RINGS" in more else ""
-                cases += [("%d used, tile %d, slices %d%s" % (used, v.wide, v.slices, note), v, used) for used in sorted({0, 1, 8, slots} if "HELPER_RING" not in more else {8, slots}) if used <= slots]
+                cases += [("%d used, tile %d" % (used, v.wide), v, used) for used in sorted({0, 1, 8, slots}) if used <= slots]
             graphs, keep = [], []
             for _, plan, used in cases:
                 linear = Linear(name, 64, [r % used + 1 if used else 0 for r in range(64)])

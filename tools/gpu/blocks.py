@@ -8,7 +8,7 @@ TYPE: q4k, q6k, q80 for `time`; `check` has all eight. ROWS: 1, 2, 4. Weights ta
 
 EMULATOR=FOLDER: `check` without a GPU, by the emulator in FOLDER, with fewer columns of the result.
 """
-import ctypes, json, multiprocessing, os, sys
+import ctypes, json, os, sys
 
 EMULATED = os.environ.get("EMULATOR")
 # Outputs, columns of K, epilogue (1 residual, 2 SiLU·mul), norm.
@@ -91,20 +91,14 @@ def asked_for():
     return kinds or list(TYPES if sys.argv[1] == "check" else USED), rows or [1, 2, 4]
 
 
-def compiled(key):
-    from compile import Nvrtc
-    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
-
-
 if __name__ == "__main__" and sys.argv[1] == "keys":
     json.dump(all_keys(), open(sys.argv[2], "w"))
     sys.exit()
 if __name__ == "__main__" and not EMULATED:
-    # All cores compile before the GPU is asked for anything.
+    from compile import compile_all
     kinds, rows_list = asked_for()
     plans = [p for _, p in checked(kinds)] if sys.argv[1] == "check" else [p for kind in kinds for name in USED[kind] for r in rows_list for p in forms(kind, name, r).values()]
-    with multiprocessing.Pool() as pool:
-        pool.map(compiled, list({json.dumps(p.key): p.key for p in plans if p.stages}.values()), chunksize=1)
+    compile_all(p.key for p in plans if p.stages)
 
 import torch
 

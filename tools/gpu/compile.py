@@ -3,7 +3,7 @@
 compile.py KEYS.json [--arch sm_90a,sm_80,sm_100a] [--out FOLDER] [--only TEXT]
 KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, or the output of `lowered_step`.
 """
-import argparse, ctypes, glob, hashlib, json, os, re, sys
+import argparse, ctypes, glob, hashlib, json, multiprocessing, os, re, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KERNELS = os.environ.get("DACAPO_KERNELS", os.path.join(HERE, "../../crates/device/src/kernels"))
@@ -80,6 +80,16 @@ class Nvrtc:
     def check(self, code):
         if code:
             raise RuntimeError("NVRTC error %d" % code)
+
+
+def compiled(key):
+    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
+
+
+def compile_all(keys):
+    """Fills the folder CUBINS on all cores, before the GPU is asked for anything."""
+    with multiprocessing.Pool() as pool:
+        pool.map(compiled, list({json.dumps(key): key for key in keys}.values()), chunksize=1)
 
 
 def usage(log, entry):

@@ -7,7 +7,7 @@ experts4.py keys  FILE          the kernels that these need, for compile.py
 
 A layer's weights are 0.42 GB: L2 does not help. EMULATOR=FOLDER: `check` without a GPU, with a small layer.
 """
-import ctypes, json, multiprocessing, os, sys
+import ctypes, json, os, sys
 
 EMULATED = os.environ.get("EMULATOR")
 E, TOP, H, I = (6, 2, 320, 320) if EMULATED else (32, 4, 2880, 2880)
@@ -46,17 +46,12 @@ class Plan:
         self.key = dict(source="experts", entry="experts", defines=[[a, str(b)] for a, b in sorted(v.items())])
 
 
-def compiled(key):
-    from compile import Nvrtc
-    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
-
-
 if __name__ == "__main__" and sys.argv[1] == "keys":
     json.dump([Plan(f).key for r in ROWS for f in forms(r)], open(sys.argv[2], "w"))
     sys.exit()
 if __name__ == "__main__" and not EMULATED:
-    with multiprocessing.Pool() as pool:
-        pool.map(compiled, [Plan(f).key for r in [int(a) for a in sys.argv[2:]] or ROWS for f in forms(r)], chunksize=1)
+    from compile import compile_all
+    compile_all(Plan(f).key for r in [int(a) for a in sys.argv[2:]] or ROWS for f in forms(r))
 
 import torch
 

@@ -9,7 +9,7 @@ Kinds: plain (bf16 weights, to compare), stream, mixed (wgmma, bf16 activations)
 lean and lean4 (stream with fewer instructions, K of `down` in two shares or not), turns and turns4 (wgmma whose warpgroups take turns with K, or, at
 256 rows, with MMAs; e4m3 activations, int4); channel (tiles with a scale per row), quantize. Weights take turns, 0.4 GB and more: L2 does not help.
 """
-import ctypes, json, multiprocessing, os, sys
+import ctypes, json, os, sys
 
 SHAPES = dict(qkv=(6144, 4096, 0), o=(4096, 4096, 1), gate_up=(24576, 4096, 2), down=(4096, 12288, 1))
 SMS, SHARED, BANDWIDTH, PEAK = 132, 232448, 4.54e12, 1500e12
@@ -187,18 +187,12 @@ def keys():
     return list({json.dumps(k): k for k in out}.values())
 
 
-def compiled(key):
-    from compile import Nvrtc
-    Nvrtc().cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
-
-
 if __name__ == "__main__" and sys.argv[1] == "keys":
     json.dump(keys(), open(sys.argv[2], "w"))
     sys.exit()
 if __name__ == "__main__" and sys.argv[1] in ("short", "check"):
-    # All cores compile before the GPU is asked for anything.
-    with multiprocessing.Pool() as pool:
-        pool.map(compiled, keys() if SHORT else checked_keys([kind for a in sys.argv[2:] for kind in a.split(",")] or CHECKED), chunksize=1)
+    from compile import compile_all
+    compile_all(keys() if SHORT else checked_keys([kind for a in sys.argv[2:] for kind in a.split(",")] or CHECKED))
 
 import torch
 from step import Attribute, Config, Kernels, cuda, ok

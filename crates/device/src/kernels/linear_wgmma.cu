@@ -30,10 +30,6 @@
 #ifndef ADAPTERS
 #define ADAPTERS 0
 #endif
-// Adapters in another form, which only tools/gpu/adapters.py takes: the kernel log says what is to be measured.
-#ifndef RINGS
-#define RINGS 0
-#endif
 #ifndef EVEN
 #define EVEN 0
 #endif
@@ -142,11 +138,7 @@ DEVICE void release_stage(u32 barrier) {
 #endif
 
 #if ADAPTERS
-#if RINGS
-#include "linear_wgmma_adapters_rings.cuh"
-#else
 #include "linear_wgmma_adapters.cuh"
-#endif
 #define ADAPTERS_PARAMETERS                                                                                            \
     , const u16 *x, const u16 *a, const u16 *b, float *sums, u32 *counters, const u32 *token_row, const u32 *row_seat, \
         const u32 *params, u32 x_stride, u32 seat_rows, u32 seats, u32 by_row, u32 end0, u32 end1

@@ -25,13 +25,9 @@
 #define STEPS (K / SLICES / 32)
 #define BATCH (STEPS < (GROUPS == 3 ? 2 : 8) ? STEPS : (GROUPS == 3 ? 2 : 8))
 // Units that are asked for before their turn.
-#ifndef ASKED
 #define ASKED 3
-#endif
 // Adapters whose B is. A wide tile's are too many for L2, and it has the time to wait.
-#ifndef ENTRIES_ASKED
 #define ENTRIES_ASKED (GROUPS == 3 ? 8 : 32)
-#endif
 #define AT_ONCE (SLICES < 8 ? SLICES : 8)
 
 // Which 16-row blocks of a tile and which eights of tokens a helper has: all helpers of a cluster have as many blocks, at
@@ -164,12 +160,12 @@ DEVICE void multiply_by_a(const Adapters& a, const AdaptersInUse& use, u32 helpe
     };
     u32 unit = helper * gridDim.x + blockIdx.x;
     if (unit < units) load(unit, 0);
-    if (ASKED > 0 && BATCH < STEPS) ask(unit);
+    if (BATCH < STEPS) ask(unit);
     for (int i = 1; i < ASKED; i++) ask(unit + i * stride);
     wait_for_predecessor();
 #pragma unroll 1
     for (; unit < units; unit += stride) {
-        if (ASKED > 0) ask(unit + ASKED * stride);
+        ask(unit + ASKED * stride);
         const u32 slice = unit % SLICES, block = unit / SLICES % ROW_BLOCKS, group = unit / SLICES / ROW_BLOCKS;
         const u32 token = use.group_token[group][g];
         const u16* x = a.x + (u64)token * a.x_stride + slice * STEPS * 32 + j * 8;

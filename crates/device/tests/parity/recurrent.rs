@@ -6,7 +6,7 @@ use crate::attention::Row;
 use crate::support::*;
 use device::op::{Conv, Fused, FusedKernel, Gate, Gated, GatedNorm, LinearChain, Norm, Rule, Scan};
 use device::step::count;
-use device::variant::Pick;
+use device::variant::{Pick, ScanVariant};
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
 /// Which rows a step has, and of which seats.
@@ -292,26 +292,34 @@ impl Heads {
     }
 }
 
+/// A scan of these rows and heads; its results for live tokens, and what it carries.
+fn carried(
+    layout: &mut Layout,
+    seed: u64,
+    rows: &Rows,
+    heads: &Heads,
+    pick: Pick<ScanVariant>,
+) -> (Vec<Op>, Vec<Span>) {
+    let rng = &mut Rng::new(seed);
+    let gap = 8 * rng.below(2);
+    let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
+    let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
+    let (states, log) = (heads.states(), (places, heads.log()));
+    let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);
+    let op = heads.scan(layout, rng, x, carry);
+    let (state, bucket, q_len) = (rows.tables(layout), rows.bucket_rows as u32, rows.q_len as u32);
+    let op = Scan { state, rows: bucket, single: rows.single, q_len, pick, ..op };
+    let outs = vec![live_part(&op.y, rows.live()), carry.span];
+    (vec![Op::from(op)], outs)
+}
+
 #[test]
 fn matrices_that_are_carried() {
     for seed in 0..30 {
         let rng = &mut Rng::new(4000 + seed);
         let rows = Rows::random(rng, seed);
         let heads = Heads::random(rng);
-        let build = |layout: &mut Layout| {
-            let rng = &mut Rng::new(seed);
-            let gap = 8 * rng.below(2);
-            let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
-            let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
-            let (states, log) = (heads.states(), (places, heads.log()));
-            let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);
-            let op = heads.scan(layout, rng, x, carry);
-            let (state, bucket, single) =
-                (rows.tables(layout), rows.bucket_rows as u32, rows.single);
-            let op = Scan { state, rows: bucket, single, q_len: rows.q_len as u32, ..op };
-            let outs = vec![live_part(&op.y, rows.live()), carry.span];
-            (vec![Op::from(op)], outs)
-        };
+        let build = |layout: &mut Layout| carried(layout, seed, &rows, &heads, Pick::Fixed);
         against_reference(&build, &|device, want, got| {
             let what = format!("seed {seed}: {rows:?}, {heads:?} on {device}");
             // Values are up to a few hundred times as large as what rounding of sums leaves.
@@ -358,19 +366,7 @@ fn matrices_that_are_carried_by_chunks() {
         let (key, value) = (rng.pick(&[16, 48, 128]), rng.pick(&[32, 64]));
         let (heads, turns, delta) = (groups * (1 + rng.below(3)), rng.below(3) == 0, seed % 2 == 0);
         let heads = Heads { heads, groups, turns, key, value, delta, x: DType::BF16 };
-        let build = |layout: &mut Layout| {
-            let rng = &mut Rng::new(seed);
-            let gap = 8 * rng.below(2);
-            let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
-            let places = if rows.drafts > 0 { 2 * rows.drafts + 1 } else { 0 };
-            let (states, log) = (heads.states(), (places, heads.log()));
-            let carry = rows.carry(layout, rng, DType::F32, states, log, |r| rows.replay[r]);
-            let op = heads.scan(layout, rng, x, carry);
-            let (state, bucket) = (rows.tables(layout), rows.bucket_rows as u32);
-            let op = Scan { state, rows: bucket, pick: Pick::Best, ..op };
-            let outs = vec![live_part(&op.y, rows.live()), carry.span];
-            (vec![Op::from(op)], outs)
-        };
+        let build = |layout: &mut Layout| carried(layout, seed, &rows, &heads, Pick::Best);
         against_reference(&build, &|device, want, got| {
             let what = format!("seed {seed}: {rows:?}, {heads:?} on {device}");
             let [y, states] = [0, 1].map(|at| {

@@ -52,6 +52,26 @@ struct Played {
     found: u64,
 }
 
+/// Steps until all of these requests are answered: the answers, and the cached tokens that each found.
+pub(crate) fn answered(
+    engine: &mut Engine<GraphExecutor>,
+    mut events: Vec<Event>,
+) -> (BTreeMap<u64, Vec<Token>>, Vec<u32>) {
+    let (mut answers, mut found) = (BTreeMap::<u64, Vec<Token>>::new(), Vec::new());
+    while !events.is_empty() || !engine.is_idle() {
+        for output in engine.step_wait(0, std::mem::take(&mut events)) {
+            match output {
+                Output::Token { id, token, .. } => answers.entry(id.0).or_default().push(token),
+                Output::Prefilled { cached_tokens, .. } => found.push(cached_tokens),
+                Output::Finished { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        engine.audit().unwrap();
+    }
+    (answers, found)
+}
+
 /// Every conversation takes a turn before the first takes its next one; eight at a time.
 fn play(engine: &mut Engine<GraphExecutor>, turns: usize) -> Played {
     let mut played = Played::default();
@@ -70,23 +90,8 @@ fn play(engine: &mut Engine<GraphExecutor>, turns: usize) -> Played {
                 let id = RequestId(conversation as u64);
                 Event::Submit(Box::new(Request::new(id, text.clone(), sampling)))
             });
-            let mut events: Vec<Event> = events.collect();
-            let mut answers: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
-            while !events.is_empty() || !engine.is_idle() {
-                for output in engine.step_wait(0, std::mem::take(&mut events)) {
-                    match output {
-                        Output::Token { id, token, .. } => {
-                            answers.entry(id.0).or_default().push(token);
-                        }
-                        Output::Prefilled { cached_tokens, .. } => {
-                            played.found += u64::from(cached_tokens);
-                        }
-                        Output::Finished { .. } => {}
-                        other => panic!("{other:?}"),
-                    }
-                }
-            }
-            engine.audit().unwrap();
+            let (mut answers, found) = answered(engine, events.collect());
+            played.found += found.into_iter().map(u64::from).sum::<u64>();
             for conversation in several {
                 let answer = answers.remove(&(conversation as u64)).unwrap();
                 texts[conversation].extend(&answer);

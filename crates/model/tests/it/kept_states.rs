@@ -1,15 +1,14 @@
 //! Evicted pages of models with recurrent layers come back with the states behind them, and change no answer.
 
+use crate::kept::answered;
 use crate::models;
-use engine::Engine;
-use engine::EngineConfig;
 use engine::exec::Executor;
-use engine::request::{Event, Output, Request, RequestId, Sampling, Token};
+use engine::request::{Event, Request, RequestId, Sampling, Token};
+use engine::{Engine, EngineConfig};
 use model::{
     GraphExecutor, KeepOptions, LoadError, LoadOptions, LoadedExecutor, ModelSource, Precision,
     load_executor,
 };
-use std::collections::BTreeMap;
 use std::path::Path;
 
 const CASES: [&str; 3] = ["qwen3-next", "nemotron-h", "granite-hybrid"];
@@ -72,21 +71,8 @@ fn play(engine: &mut Engine<GraphExecutor>, turns: u32, beside: usize) -> Played
                 let request = Request::new(RequestId(c.into()), text.clone(), sampling);
                 Event::Submit(Box::new(request))
             };
-            let mut events: Vec<Event> = several.clone().map(ask).collect();
-            let mut answers: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
-            while !events.is_empty() || !engine.is_idle() {
-                for output in engine.step_wait(0, std::mem::take(&mut events)) {
-                    match output {
-                        Output::Token { id, token, .. } => {
-                            answers.entry(id.0).or_default().push(token);
-                        }
-                        Output::Prefilled { cached_tokens, .. } => found.push(cached_tokens),
-                        Output::Finished { .. } => {}
-                        other => panic!("{other:?}"),
-                    }
-                }
-                engine.audit().unwrap();
-            }
+            let (mut answers, begun) = answered(engine, several.clone().map(ask).collect());
+            found.extend(begun);
             for conversation in several {
                 let answer = answers.remove(&(conversation as u64)).unwrap();
                 texts[conversation].extend(&answer);
